@@ -1,0 +1,170 @@
+//! The journal: an ordered, partitioned, immutable log per topic, behind one small pair of traits.
+//!
+//! Owns durability and order. It must never look inside a value, never answer an append before the
+//! record is durable, and never show a reader a record that is not. Adapters: [`embedded`] (sled, one
+//! machine) and, in a later release, Kafka.
+
+pub mod clock;
+pub mod disk;
+pub mod embedded;
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use thiserror::Error;
+
+/// The topics of DESIGN §3. The numbers are stored: pinned, never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Topic {
+    /// The source of truth.
+    Observations = 0,
+    /// The published projections, compacted by key.
+    Projections = 1,
+    /// Which subject claimed an inbox key first.
+    Claims = 2,
+}
+
+impl Topic {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Observations, Self::Projections, Self::Claims];
+
+    /// The default name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Observations => "witness.observations",
+            Self::Projections => "witness.projections",
+            Self::Claims => "witness.claims",
+        }
+    }
+}
+
+impl fmt::Display for Topic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A record to append. The partition is named by the caller, computed from the key (DESIGN §6).
+#[derive(Clone, Debug)]
+pub struct NewRecord {
+    /// Below the journal's partition count.
+    pub partition: u32,
+    /// The subject's key (observations).
+    pub key: Bytes,
+    /// Opaque to the journal.
+    pub value: Bytes,
+}
+
+/// A record as read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Rises along a partition; may have gaps (Kafka's transaction markers and compaction).
+    pub offset: u64,
+    /// As appended.
+    pub key: Bytes,
+    /// As appended.
+    pub value: Bytes,
+}
+
+/// Where a record was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Its partition.
+    pub partition: u32,
+    /// Its offset there.
+    pub offset: u64,
+}
+
+/// Why an append was not acknowledged. Each means 503 at the door: the provider will try again.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum AppendError {
+    /// The bounded queue before the journal is full; nothing was written.
+    #[error("the journal's queue is full")]
+    QueueFull,
+    /// The journal cannot write now. The record may still turn out to have been written.
+    #[error("the journal is unavailable: {0}")]
+    Unavailable(String),
+    /// The record is larger than the journal can ever take.
+    #[error("the record of {bytes} bytes is over the journal's limit of {bytes_max} bytes")]
+    TooLarge {
+        /// The record's size.
+        bytes: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
+}
+
+/// The writing half. Cheap to share; used from async code.
+pub trait Appender: Send + Sync + 'static {
+    /// Appends one record and resolves once it is durable. Dropping the future does not undo the append.
+    fn append(&self, topic: Topic, record: NewRecord) -> BoxFuture<'_, Result<Position, AppendError>>;
+
+    /// Partitions of every topic: part of the data, fixed when the journal was made.
+    fn partitions(&self) -> std::num::NonZeroU32;
+
+    /// `Err` with what is wrong when no append can succeed; readiness stands on it.
+    fn health(&self) -> Result<(), String>;
+}
+
+/// What one [`Consumer::poll`] brought.
+#[derive(Debug)]
+pub enum Polled {
+    /// Consecutive records of one partition, at least one.
+    Records {
+        /// The partition.
+        partition: u32,
+        /// In offset order.
+        records: Vec<Record>,
+    },
+    /// Nothing within the time allowed.
+    Nothing,
+}
+
+/// A partition that was just given to this consumer, and the log's bounds as measured then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// The partition.
+    pub partition: u32,
+    /// The first offset still in the log.
+    pub log_start: u64,
+    /// One past the last durable offset.
+    pub log_end: u64,
+}
+
+/// The owner of a consumer's partitions: told of assignments from inside [`Consumer::poll`], on the
+/// polling thread, because that is where Kafka's rebalances happen.
+pub trait PartitionOwner {
+    /// The partition is ours; answers the offset to read from, or why it must stand still (it is then
+    /// not read, and the others go on).
+    fn assigned(&mut self, assigned: Assigned) -> Result<u64, String>;
+
+    /// The partition is no longer ours. Whatever was read of it has been handled or must be forgotten.
+    fn revoked(&mut self, partition: u32);
+}
+
+/// Why reading failed. The consumer can be polled again; a fatal error comes again.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ReadError {
+    /// The log begins after the offset we wanted: records between were lost.
+    #[error("partition {partition} begins at offset {log_start}, but reading stands at {wanted}: {} records are lost", log_start - wanted)]
+    Lost {
+        /// The partition.
+        partition: u32,
+        /// Where the log begins.
+        log_start: u64,
+        /// Where reading stood.
+        wanted: u64,
+    },
+    /// Anything else.
+    #[error("the journal cannot be read: {0}")]
+    Unavailable(String),
+}
+
+/// The reading half: a member of a consumer group. Blocking, and used from one thread of its own.
+pub trait Consumer: Send {
+    /// Waits up to `timeout` for records. Never resumes by itself at an offset that `owner` did not name.
+    fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError>;
+}
