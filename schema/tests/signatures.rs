@@ -1,6 +1,13 @@
 //! Signature vectors: our own fixtures, and the provider's published ones where `WITNESS_VECTORS` names
 //! their folder. Must never verify a vector by anything but the path a delivery takes.
 
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
 use std::path::Path;
 
 use base64::Engine as _;

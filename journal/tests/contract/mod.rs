@@ -1,0 +1,126 @@
+//! What every journal promises, as tests over the traits alone; each adapter's test file runs them. Must
+//! never know which adapter it runs on.
+
+#![allow(unreachable_pub, reason = "a module of several test binaries")]
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use journal::{AppendError, Appender, Assigned, Consumer, NewRecord, PartitionOwner, Polled, Record, Topic};
+
+/// Partitions the journals under test have.
+pub const PARTITIONS: NonZeroU32 = NonZeroU32::new(3).unwrap();
+
+/// A journal under test.
+pub trait Journal {
+    /// The writing half.
+    fn appender(&self) -> &dyn Appender;
+    /// A new reader of the observations, independent of all others.
+    fn consumer(&self) -> Box<dyn Consumer>;
+}
+
+/// Owns every partition, from the given offset; refuses those named.
+#[derive(Default)]
+pub struct Owner {
+    pub from: u64,
+    pub refused: Vec<u32>,
+    pub assigned: Vec<Assigned>,
+}
+
+impl PartitionOwner for Owner {
+    fn assigned(&mut self, assigned: Assigned) -> Result<u64, String> {
+        self.assigned.push(assigned);
+        if self.refused.contains(&assigned.partition) { Err("refused".to_owned()) } else { Ok(self.from) }
+    }
+
+    fn revoked(&mut self, _partition: u32) {}
+}
+
+pub fn record(partition: u32, key: &str, value: impl Into<Bytes>) -> NewRecord {
+    NewRecord { partition, key: Bytes::copy_from_slice(key.as_bytes()), value: value.into() }
+}
+
+/// Reads until `count` records have come; by partition, in the order they came.
+pub fn read(consumer: &mut dyn Consumer, owner: &mut Owner, count: usize) -> Vec<Vec<Record>> {
+    let mut found = vec![Vec::new(); PARTITIONS.get() as usize];
+    let started = Instant::now();
+    while found.iter().map(Vec::len).sum::<usize>() < count {
+        match consumer.poll(owner, Duration::from_millis(200)).expect("readable") {
+            Polled::Records { partition, records } => found[partition as usize].extend(records),
+            Polled::Nothing => assert!(started.elapsed() < Duration::from_secs(30), "only {found:?}"),
+        }
+    }
+    found
+}
+
+/// Every acknowledged record is there, once, byte for byte, in the order of its partition's offsets.
+pub async fn appends_are_read_back_in_order(journal: &dyn Journal) {
+    let sizes = [0, 1, 5 * 1024 - 1, 5 * 1024, 5 * 1024 + 1, 100_000, 1024 * 1024, 1_900_000];
+    let mut wanted = vec![Vec::new(); PARTITIONS.get() as usize];
+    for (index, size) in sizes.into_iter().enumerate() {
+        let partition = index as u32 % PARTITIONS.get();
+        let record = record(partition, &format!("key {index}"), vec![index as u8; size]);
+        let position = journal.appender().append(Topic::Observations, record.clone()).await.expect("durable");
+        assert_eq!(position.partition, partition);
+        wanted[partition as usize].push(Record {
+            offset: position.offset,
+            key: record.key,
+            value: record.value,
+        });
+    }
+    let found = read(&mut *journal.consumer(), &mut Owner::default(), sizes.len());
+    assert!(found == wanted, "records differ");
+    assert!(found.iter().all(|records| records.windows(2).all(|pair| pair[0].offset < pair[1].offset)));
+}
+
+/// What was acknowledged is visible to a reader at once, and appends at the same time do not mix up.
+pub async fn many_appends_at_once(journal: &dyn Journal) {
+    let appends = (0..600_u32).map(|number| async move {
+        let record = record(number % PARTITIONS.get(), "key", number.to_be_bytes().to_vec());
+        (number, journal.appender().append(Topic::Observations, record).await.expect("durable"))
+    });
+    let acknowledged = join_all(appends).await;
+    let found = read(&mut *journal.consumer(), &mut Owner::default(), acknowledged.len());
+    for (number, position) in acknowledged {
+        let records = &found[position.partition as usize];
+        let matching: Vec<_> =
+            records.iter().filter(|record| record.value[..] == number.to_be_bytes()).collect();
+        assert_eq!(matching.len(), 1, "{number} is there once");
+        assert_eq!(matching[0].offset, position.offset);
+    }
+}
+
+/// Readers are independent, resume where they are told, and a refused partition stops only itself.
+pub async fn readers_own_their_place(journal: &dyn Journal) {
+    for number in 0..12_u32 {
+        let record = record(number % PARTITIONS.get(), "key", number.to_be_bytes().to_vec());
+        journal.appender().append(Topic::Observations, record).await.expect("durable");
+    }
+    let all = read(&mut *journal.consumer(), &mut Owner::default(), 12);
+    let mut owner = Owner { from: all[0][2].offset, refused: vec![1], ..Owner::default() };
+    let mut consumer = journal.consumer();
+    let rest = read(&mut *consumer, &mut owner, 4);
+    assert_eq!(rest[0], all[0][2..]);
+    assert_eq!(rest[1], []);
+    assert_eq!(rest[2], all[2][2..]);
+    assert!(matches!(consumer.poll(&mut owner, Duration::from_millis(50)), Ok(Polled::Nothing)));
+    let bounds: Vec<_> =
+        owner.assigned.iter().map(|assigned| (assigned.log_start, assigned.log_end)).collect();
+    assert_eq!(bounds, [(0, 4), (0, 4), (0, 4)]);
+}
+
+/// Dropping the future of an append does not undo it; what can never be written is refused at once.
+pub async fn odd_appends(journal: &dyn Journal) {
+    drop(journal.appender().append(Topic::Observations, record(0, "key", "dropped")));
+    let found = read(&mut *journal.consumer(), &mut Owner::default(), 1);
+    assert_eq!(found[0][0].value, "dropped");
+    let nowhere = journal.appender().append(Topic::Observations, record(PARTITIONS.get(), "key", "x")).await;
+    assert!(matches!(nowhere, Err(AppendError::Unavailable(_))), "{nowhere:?}");
+    let huge = vec![0; schema::limits::RECORD_BYTES_MAX + 1];
+    let huge = journal.appender().append(Topic::Observations, record(0, "key", huge)).await;
+    assert!(matches!(huge, Err(AppendError::TooLarge { .. })), "{huge:?}");
+    assert_eq!(journal.appender().health(), Ok(()));
+    assert_eq!(journal.appender().partitions(), PARTITIONS);
+}
