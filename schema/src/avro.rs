@@ -100,7 +100,8 @@ enum Symbol {
     Operator,
 }
 
-/// Writes an observation with the current schema. Fails only if the build's own schema does not fit.
+/// Writes an observation with the current schema. Fails when the record would have more than
+/// [`RECORD_BYTES_MAX`] bytes, which no reader would take, or if the build's own schema does not fit.
 pub fn encode(observation: &Observation) -> Result<Vec<u8>, DecodeError> {
     let Some(current) = written()?.last() else {
         return Err(DecodeError::Malformed("there is no schema".to_owned()));
@@ -134,6 +135,9 @@ pub fn encode(observation: &Observation) -> Result<Vec<u8>, DecodeError> {
     bytes.extend_from_slice(&current.header);
     write_avro_datum_ref(&current.schema, &datum, &mut bytes)
         .map_err(|error| DecodeError::Malformed(error.to_string()))?;
+    if bytes.len() > RECORD_BYTES_MAX {
+        return Err(DecodeError::Malformed(format!("it has more than {RECORD_BYTES_MAX} bytes")));
+    }
     Ok(bytes)
 }
 

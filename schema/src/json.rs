@@ -9,16 +9,18 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
-use sha2::{Digest as _, Sha256};
 
 use crate::limits::NESTING_LEVELS_MAX;
 use crate::provider::EnvelopeError;
 use crate::reading::Value;
 use crate::{Digest, Unreadable};
 
-/// The fields of one JSON object, in their order, as slices of its text. No key stands twice.
+/// One JSON object: its text, and its fields in their order as slices of that text. No key stands twice.
+/// The first comes from [`envelope`], every further one from [`Object::object`], so none nests deeper
+/// than [`NESTING_LEVELS_MAX`] and recursion over one is bounded.
 #[derive(Debug)]
 pub struct Object<'a> {
+    text: &'a str,
     fields: Vec<Field<'a>>,
 }
 
@@ -35,23 +37,42 @@ pub fn envelope(body: &[u8]) -> Result<Object<'_>, EnvelopeError> {
     if nesting_levels(body) > NESTING_LEVELS_MAX {
         return Err(EnvelopeError::NestedTooDeeply);
     }
+    // The grammar is checked on its own: `fields` reads keys as bytes, and then serde_json lets control
+    // characters through that JSON forbids.
     serde_json::from_str::<IgnoredAny>(text).map_err(|_| EnvelopeError::InvalidJson)?;
     if !text.trim_start_matches([' ', '\t', '\n', '\r']).starts_with('{') {
         return Err(EnvelopeError::NotAnObject);
     }
     let fields = fields(text).ok_or(EnvelopeError::InvalidJson)?;
-    if has_duplicate_key(&fields) { Err(EnvelopeError::DuplicateKey) } else { Ok(Object { fields }) }
+    if has_duplicate_key(&fields) { Err(EnvelopeError::DuplicateKey) } else { Ok(Object { text, fields }) }
 }
 
 impl<'a> Object<'a> {
-    /// Reads a value that should be an object; `name` is what an error calls it.
-    pub fn read(raw: &'a RawValue, name: &str) -> Result<Self, Unreadable> {
-        let fields =
-            fields(raw.get()).ok_or_else(|| Unreadable { reason: format!("`{name}` is not an object") })?;
-        if has_duplicate_key(&fields) {
-            return Err(Unreadable { reason: format!("a key of `{name}` stands twice") });
+    /// The object in the field of that name. Unreadable when it is missing, no object, or holds a key
+    /// twice at any depth: such an object has no one meaning.
+    pub fn object(&self, name: &str) -> Result<Self, Unreadable> {
+        let unreadable = |problem: &str| Unreadable { reason: format!("`{name}` {problem}") };
+        let raw = self.get(name).ok_or_else(|| unreadable("is missing"))?;
+        let text = raw.get();
+        let fields = fields(text).ok_or_else(|| unreadable("is not an object"))?;
+        if holds_duplicate_key(raw) {
+            return Err(unreadable("holds a key that stands twice"));
         }
-        Ok(Self { fields })
+        Ok(Self { text, fields })
+    }
+
+    /// This object with its status, and the digest by which it is compared: of the status and of all
+    /// fields but the `time_fields` at its top.
+    pub fn value(&self, status: String, time_fields: &[&str]) -> Value {
+        let mut form = Vec::with_capacity(self.text.len() + 64);
+        push_bytes(&mut form, b's', status.as_bytes());
+        push_fields(
+            &mut form,
+            self.fields
+                .iter()
+                .filter(|(key, _)| !time_fields.iter().any(|name| name.as_bytes() == key.as_ref())),
+        );
+        Value { status, json: self.text.to_owned(), digest: Digest::of(&form) }
     }
 
     /// The field of that name, unless it is missing or null.
@@ -77,17 +98,6 @@ pub fn text(raw: &RawValue) -> Option<String> {
     raw.get().starts_with('"').then(|| serde_json::from_str(raw.get()).ok()).flatten()
 }
 
-/// A provider's object with its status, and the digest by which it is compared: of the status and of all
-/// fields but the `time_fields` at its top. An object with a key that stands twice, at any depth, has no
-/// one meaning and is unreadable.
-pub fn value(status: String, raw: &RawValue, time_fields: &[&str]) -> Result<Value, Unreadable> {
-    let mut form = Vec::with_capacity(raw.get().len() + 64);
-    push_bytes(&mut form, b's', status.as_bytes());
-    push_canonical(&mut form, raw, time_fields)?;
-    let digest = Digest(Sha256::digest(&form).into());
-    Ok(Value { status, json: raw.get().to_owned(), digest })
-}
-
 /// Levels of `{` and `[`, counted without recursion and without trusting the text to be JSON.
 fn nesting_levels(body: &[u8]) -> usize {
     let (mut levels, mut deepest, mut in_string, mut escaped) = (0_usize, 0, false, false);
@@ -109,27 +119,15 @@ fn nesting_levels(body: &[u8]) -> usize {
 
 /// Appends the canonical form of `raw`: every part tagged and with its length before it, so that two
 /// different values never share a form; keys sorted, strings decoded, numbers as exact decimals.
-fn push_canonical(form: &mut Vec<u8>, raw: &RawValue, skipped: &[&str]) -> Result<(), Unreadable> {
+fn push_canonical(form: &mut Vec<u8>, raw: &RawValue) {
     let text = raw.get();
     match text.as_bytes().first() {
-        Some(b'{') => {
-            let mut fields = fields(text).unwrap_or_default();
-            fields.sort_by(|(left, _), (right, _)| left.cmp(right));
-            if has_duplicate_key(&fields) {
-                return Err(Unreadable { reason: "a key inside the payload stands twice".to_owned() });
-            }
-            fields.retain(|(key, _)| !skipped.iter().any(|name| name.as_bytes() == key.as_ref()));
-            push_length(form, b'{', fields.len());
-            for (key, value) in fields {
-                push_bytes(form, b'"', &key);
-                push_canonical(form, value, &[])?;
-            }
-        }
+        Some(b'{') => push_fields(form, fields(text).unwrap_or_default().iter()),
         Some(b'[') => {
-            let items: Vec<&RawValue> = serde_json::from_str(text).unwrap_or_default();
+            let items = items(text);
             push_length(form, b'[', items.len());
             for item in items {
-                push_canonical(form, item, &[])?;
+                push_canonical(form, item);
             }
         }
         Some(b'"') => {
@@ -139,7 +137,16 @@ fn push_canonical(form: &mut Vec<u8>, raw: &RawValue, skipped: &[&str]) -> Resul
         Some(b'-' | b'0'..=b'9') => push_bytes(form, b'0', &exact_decimal(text)),
         Some(_) | None => push_bytes(form, b'w', text.as_bytes()),
     }
-    Ok(())
+}
+
+fn push_fields<'a, 'b: 'a>(form: &mut Vec<u8>, fields: impl Iterator<Item = &'a Field<'b>>) {
+    let mut fields: Vec<&Field<'b>> = fields.collect();
+    fields.sort_unstable_by(|(left, _), (right, _)| left.cmp(right));
+    push_length(form, b'{', fields.len());
+    for (key, value) in fields {
+        push_bytes(form, b'"', key);
+        push_canonical(form, value);
+    }
 }
 
 fn push_length(form: &mut Vec<u8>, tag: u8, length: usize) {
@@ -172,10 +179,28 @@ fn exact_decimal(number: &str) -> Cow<'_, [u8]> {
     }
 }
 
+/// Whether an object in `raw`, at any depth, has a key twice.
+fn holds_duplicate_key(raw: &RawValue) -> bool {
+    let text = raw.get();
+    match text.as_bytes().first() {
+        Some(b'{') => {
+            let fields = fields(text).unwrap_or_default();
+            has_duplicate_key(&fields) || fields.iter().any(|(_, value)| holds_duplicate_key(value))
+        }
+        Some(b'[') => items(text).into_iter().any(holds_duplicate_key),
+        Some(_) | None => false,
+    }
+}
+
 fn has_duplicate_key(fields: &[Field<'_>]) -> bool {
     let mut keys: Vec<&[u8]> = fields.iter().map(|(key, _)| key.as_ref()).collect();
     keys.sort_unstable();
     keys.windows(2).any(|pair| pair.first() == pair.last())
+}
+
+/// The items of a text that is known to be an array.
+fn items(text: &str) -> Vec<&RawValue> {
+    serde_json::from_str(text).unwrap_or_default()
 }
 
 /// The fields of an object's text; `None` when it is not an object.

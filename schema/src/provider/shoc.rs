@@ -14,10 +14,11 @@ use crate::signature::{
 use crate::subject::KIND_EVENT;
 use crate::{Micros, Reading, Unreadable};
 
-/// Characters a delivery id, an event type, a work order id or a comment id may have.
+/// Characters a delivery id, an event type, a work order id or a comment id may have; the contract sets no
+/// bound, a key needs one.
 const ID_CHARACTERS_MAX: usize = 255;
-/// Characters a key id may have.
-const KEY_ID_CHARACTERS_MAX: usize = 255;
+/// Characters a key id may have; the contract sets no bound, a header needs one.
+const KEY_ID_CHARACTERS_MAX: usize = 256;
 /// Bytes of a body, unless configured (SHOC contract §2: 256 KB).
 const BODY_BYTES_MAX_DEFAULT: usize = 256 * 1024;
 const KIND_WORK_ORDER: &str = "work_order";
@@ -50,7 +51,7 @@ struct Envelope<'a> {
     delivery_id: String,
     event_type: String,
     replay: bool,
-    data: Option<&'a RawValue>,
+    object: Object<'a>,
 }
 
 fn envelope(body: &[u8]) -> Result<Envelope<'_>, EnvelopeError> {
@@ -67,34 +68,30 @@ fn envelope(body: &[u8]) -> Result<Envelope<'_>, EnvelopeError> {
         delivery_id: required_text(&object, "delivery_id", ID_CHARACTERS_MAX)?,
         event_type: required_text(&object, "event_type", ID_CHARACTERS_MAX)?,
         replay,
-        data: object.get("data"),
+        object,
     })
 }
 
 impl<'a> Envelope<'a> {
-    fn data(&self) -> Result<(&'a RawValue, Object<'a>), Unreadable> {
-        let raw = self.data.ok_or_else(|| Unreadable { reason: "`data` is missing".to_owned() })?;
-        Ok((raw, Object::read(raw, "data")?))
-    }
-
-    fn work_order_id(&self) -> Result<String, Unreadable> {
-        id(&self.data()?.1, "work_order_id")
-    }
-
-    /// The subject: the work order where one is named, else the event itself.
-    fn subject(&self) -> (String, String) {
-        let work_order_id = match about(&self.event_type) {
-            About::State | About::UnknownOfWorkOrder => self.work_order_id(),
-            // A comment without an id of its own cannot be read, so it is its own subject.
+    /// The work order that this event is about, and its data; `None` where the event is its own subject
+    /// and has no reading.
+    fn locate(&self) -> Result<Option<(String, Object<'a>)>, Unreadable> {
+        match about(&self.event_type) {
+            About::State => self.work_order().map(Some),
             About::Comment => {
-                self.data().and_then(|(_, data)| id(&data, "comment_id")).and_then(|_| self.work_order_id())
+                let (work_order_id, data) = self.work_order()?;
+                // A comment without an id of its own cannot be told from the next, so it is unreadable.
+                id(&data, "comment_id")?;
+                Ok(Some((work_order_id, data)))
             }
-            About::Unknown => Err(Unreadable { reason: String::new() }),
-        };
-        match work_order_id {
-            Ok(id) => (KIND_WORK_ORDER.to_owned(), id),
-            Err(Unreadable { .. }) => (KIND_EVENT.to_owned(), self.delivery_id.clone()),
+            About::UnknownOfWorkOrder => Ok(self.work_order().ok()),
+            About::Unknown => Ok(None),
         }
+    }
+
+    fn work_order(&self) -> Result<(String, Object<'a>), Unreadable> {
+        let data = self.object.object("data")?;
+        Ok((id(&data, "work_order_id")?, data))
     }
 }
 
@@ -149,7 +146,10 @@ impl Contract for Shoc {
 
     fn identify(&self, body: &[u8]) -> Result<Identity, EnvelopeError> {
         let envelope = envelope(body)?;
-        let (kind, id) = envelope.subject();
+        let (kind, id) = match envelope.locate() {
+            Ok(Some((work_order_id, _))) => (KIND_WORK_ORDER.to_owned(), work_order_id),
+            Ok(None) | Err(Unreadable { .. }) => (KIND_EVENT.to_owned(), envelope.delivery_id.clone()),
+        };
         Ok(Identity {
             event_id: envelope.delivery_id,
             event_type: envelope.event_type,
@@ -161,24 +161,21 @@ impl Contract for Shoc {
 
     fn read(&self, body: &[u8]) -> Result<Reading, Unreadable> {
         let envelope = envelope(body)?;
-        match about(&envelope.event_type) {
+        let Some((_, data)) = envelope.locate()? else { return Ok(Reading::Unsupported) };
+        Ok(match about(&envelope.event_type) {
             About::State => {
-                envelope.work_order_id()?;
-                let (raw, data) = envelope.data()?;
                 let as_of = time(&data, "updated_at");
                 let ordered_by = if as_of.is_some() { OrderedBy::ObjectTime } else { OrderedBy::Nothing };
-                let value = json::value(status(&data), raw, &["updated_at"])?;
-                Ok(Reading::State(StateReading { value, as_of, ordered_by }))
+                let value = data.value(status(&data), &["updated_at"]);
+                Reading::State(StateReading { value, as_of, ordered_by })
             }
             About::Comment => {
-                envelope.work_order_id()?;
-                let (raw, data) = envelope.data()?;
-                let value = json::value(envelope.event_type.clone(), raw, &["created_at", "ingested_at"])?;
+                let value = data.value(envelope.event_type, &["created_at", "ingested_at"]);
                 let as_of = time(&data, "created_at");
-                Ok(Reading::Fact(FactReading { fact_id: id(&data, "comment_id")?, value, as_of }))
+                Reading::Fact(FactReading { fact_id: id(&data, "comment_id")?, value, as_of })
             }
-            About::UnknownOfWorkOrder | About::Unknown => Ok(Reading::Unsupported),
-        }
+            About::UnknownOfWorkOrder | About::Unknown => Reading::Unsupported,
+        })
     }
 
     fn kind_has_states(&self, kind: &str) -> bool {

@@ -2,8 +2,6 @@
 //! statuses, alias legacy type names, or take a message id for an event id (YCloud contract, *Event
 //! identity and message lifecycle*).
 
-use serde_json::value::RawValue;
-
 use super::{Contract, EnvelopeError, Identity, required_text};
 use crate::json::{self, Object};
 use crate::reading::{FactReading, OrderedBy, StateReading};
@@ -146,7 +144,6 @@ fn rules(event_type: &str) -> &'static [Rule] {
 /// A payload found in a body, and whom it is about.
 struct Located<'a> {
     rule: &'static Rule,
-    raw: &'a RawValue,
     object: Object<'a>,
     kind: String,
     id: String,
@@ -155,11 +152,8 @@ struct Located<'a> {
 fn locate<'a>(envelope: &Object<'a>, event_type: &str) -> Result<Option<Located<'a>>, Unreadable> {
     let rules = rules(event_type);
     let Some(first) = rules.first() else { return Ok(None) };
-    let (rule, raw) = rules
-        .iter()
-        .find_map(|rule| envelope.get(rule.payload).map(|raw| (rule, raw)))
-        .ok_or_else(|| Unreadable { reason: format!("`{}` is missing", first.payload) })?;
-    let object = Object::read(raw, rule.payload)?;
+    let rule = rules.iter().find(|rule| envelope.get(rule.payload).is_some()).unwrap_or(first);
+    let object = envelope.object(rule.payload)?;
     let parts = rule.id.iter().map(|names| id_part(&object, rule.payload, names));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
     let id = match parts.as_slice() {
@@ -167,7 +161,7 @@ fn locate<'a>(envelope: &Object<'a>, event_type: &str) -> Result<Option<Located<
         several => joined_id(&several.iter().map(String::as_str).collect::<Vec<_>>()),
     };
     let kind = rule.kind.unwrap_or(event_type).to_owned();
-    Ok(Some(Located { rule, raw, object, kind, id }))
+    Ok(Some(Located { rule, object, kind, id }))
 }
 
 fn id_part(object: &Object<'_>, payload: &str, names: &[&str]) -> Result<String, Unreadable> {
@@ -244,7 +238,7 @@ impl Contract for YCloud {
         let (event_id, event_type) = event_id_and_type(&envelope)?;
         let Some(located) = locate(&envelope, &event_type)? else { return Ok(Reading::Unsupported) };
         let status = located.object.text("status").unwrap_or(event_type);
-        let value = json::value(status, located.raw, located.rule.times)?;
+        let value = located.object.value(status, located.rule.times);
         let (as_of, ordered_by) = time_of(&located, &envelope);
         Ok(match located.rule.reads {
             Reads::State => Reading::State(StateReading { value, as_of, ordered_by }),

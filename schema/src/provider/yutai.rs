@@ -40,10 +40,35 @@ struct Rule {
     reads: Reads,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What a field must hold.
 enum Type {
+    /// A string that is not empty: it becomes part of a subject's or a fact's id.
+    Id,
     Text,
+    /// A string or nothing: a first tier has no previous one.
+    OptionalText,
     Boolean,
+}
+
+impl Type {
+    fn holds(&self, raw: Option<&RawValue>) -> bool {
+        let text = raw.and_then(json::text);
+        match self {
+            Self::Id => text.is_some_and(|text| !text.is_empty()),
+            Self::Text => text.is_some(),
+            Self::OptionalText => raw.is_none() || text.is_some(),
+            Self::Boolean => matches!(raw.map(RawValue::get), Some("true" | "false")),
+        }
+    }
+
+    fn words(&self) -> &'static str {
+        match self {
+            Self::Id => "a string that is not empty",
+            Self::Text => "a string",
+            Self::OptionalText => "a string or null",
+            Self::Boolean => "a boolean",
+        }
+    }
 }
 
 enum Reads {
@@ -66,9 +91,9 @@ fn rule(kind: &str) -> Option<&'static Rule> {
             id: &["credentialId"],
             fields: &[
                 ("asOf", Type::Text),
-                ("credentialId", Type::Text),
+                ("credentialId", Type::Id),
                 ("holderId", Type::Text),
-                ("previousTier", Type::Text),
+                ("previousTier", Type::OptionalText),
                 ("tier", Type::Text),
             ],
             reads: Reads::StateAt("asOf"),
@@ -76,33 +101,33 @@ fn rule(kind: &str) -> Option<&'static Rule> {
         "benefit_unlocked" => &Rule {
             subject: "benefit",
             id: &["benefitId"],
-            fields: &[("benefitId", Type::Text), ("tier", Type::Text)],
+            fields: &[("benefitId", Type::Id), ("tier", Type::Text)],
             reads: Reads::FactOfKindAnd("tier"),
         },
         "claim_confirmed" => &Rule {
             subject: "claim",
             id: &["claimId"],
-            fields: &[("claimId", Type::Text), ("benefitId", Type::Text)],
+            fields: &[("claimId", Type::Id), ("benefitId", Type::Text)],
             reads: Reads::FactOfKind,
         },
         "redemption_recorded" => &Rule {
             subject: "claim",
             id: &["claimId"],
-            fields: &[("redemptionId", Type::Text), ("claimId", Type::Text)],
+            fields: &[("redemptionId", Type::Id), ("claimId", Type::Id)],
             reads: Reads::FactOf("redemptionId"),
         },
         "connect_linked" | "connect_revoked" => &Rule {
             subject: "bank_link",
             id: &["external_ref"],
-            fields: &[("external_ref", Type::Text)],
+            fields: &[("external_ref", Type::Id)],
             reads: Reads::State,
         },
         "owner_customer_changed" => &Rule {
             subject: "owner_customer",
             id: &["external_ref", "company_id"],
             fields: &[
-                ("external_ref", Type::Text),
-                ("company_id", Type::Text),
+                ("external_ref", Type::Id),
+                ("company_id", Type::Id),
                 ("owner_customer", Type::Boolean),
             ],
             reads: Reads::State,
@@ -113,7 +138,6 @@ fn rule(kind: &str) -> Option<&'static Rule> {
 
 struct Located<'a> {
     rule: &'static Rule,
-    raw: &'a RawValue,
     payload: Object<'a>,
     id: String,
 }
@@ -121,38 +145,19 @@ struct Located<'a> {
 /// Finds the payload of a known kind, within the contract's bounds and with its kind's fields.
 fn locate<'a>(envelope: &Object<'a>, kind: &str) -> Result<Option<Located<'a>>, Unreadable> {
     let Some(rule) = rule(kind) else { return Ok(None) };
-    let unreadable = |reason: String| Unreadable { reason };
-    let raw = envelope.get("payload").ok_or_else(|| unreadable("`payload` is missing".to_owned()))?;
-    let payload = Object::read(raw, "payload")?;
+    let payload = envelope.object("payload")?;
     check_bounds(&payload)?;
     for (name, wanted) in rule.fields {
-        let found = payload.get(name).and_then(type_of);
-        // `previousTier` of a first tier has no value to give: only there null says something.
-        let absent_is_fine = *name == "previousTier" && payload.get(name).is_none();
-        if found != Some(*wanted) && !absent_is_fine {
-            let wanted = match wanted {
-                Type::Text => "a string",
-                Type::Boolean => "a boolean",
-            };
-            return Err(unreadable(format!("`payload.{name}` is not {wanted}")));
+        if !wanted.holds(payload.get(name)) {
+            return Err(Unreadable { reason: format!("`payload.{name}` is not {}", wanted.words()) });
         }
     }
     let parts: Vec<String> = rule.id.iter().filter_map(|name| payload.text(name)).collect();
-    if parts.iter().any(String::is_empty) {
-        return Err(unreadable(format!("`payload.{}` is empty", rule.id.join("` or `payload."))));
-    }
     let id = match parts.as_slice() {
         [only] => only.clone(),
         several => joined_id(&several.iter().map(String::as_str).collect::<Vec<_>>()),
     };
-    Ok(Some(Located { rule, raw, payload, id }))
-}
-
-fn type_of(raw: &RawValue) -> Option<Type> {
-    match raw.get() {
-        "true" | "false" => Some(Type::Boolean),
-        _ => json::text(raw).map(|_| Type::Text),
-    }
+    Ok(Some(Located { rule, payload, id }))
 }
 
 /// The contract's bounds: flat, at most 32 entries, keys and values of their shapes.
@@ -265,7 +270,7 @@ impl Contract for Yutai {
             Reads::FactOfKindAnd(name) => (None, Some(joined_id(&[&kind, &field(name)]))),
             Reads::FactOf(name) => (None, Some(field(name))),
         };
-        let value = json::value(kind, located.raw, time.as_slice())?;
+        let value = located.payload.value(kind, time.as_slice());
         let as_of = time.and_then(|name| Micros::parse(&field(name)));
         let ordered_by = if as_of.is_some() { OrderedBy::ObjectTime } else { OrderedBy::Nothing };
         Ok(match fact_id {

@@ -1,0 +1,51 @@
+# Everything a person repeats. Each recipe is a plain command that works without just.
+
+# What there is
+default:
+    @just --list
+
+# The story of what Witness does, in a minute, without any set-up
+demo *arguments:
+    cargo run --release -- demo {{arguments}}
+
+# Both services on this machine, as witness.toml says
+up *arguments:
+    cargo run --release -- up {{arguments}}
+
+# All tests; `just test -p witness-schema` for some
+test *arguments="--workspace":
+    cargo test {{arguments}}
+
+# What the CI demands of the text: format, lints, docs
+lint:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+# Formats in place
+format:
+    cargo fmt --all
+
+# Kills `witness up` with requests in flight; `WITNESS_SEED=7 just crash` repeats a run
+crash:
+    cargo test --test crash -- --nocapture
+
+# System calls between a delivery and its 200 (needs strace)
+durability:
+    cargo test --test durability
+
+# Whether the tests notice faults put in on purpose
+mutants:
+    tests/mutants/run
+
+# Figures, as ratios within one run (see BENCHMARKS.md)
+bench *arguments:
+    cargo bench -p witness --bench engine -- {{arguments}}
+
+# Licences, advisories, bans (needs: cargo install cargo-deny --locked)
+deny:
+    cargo deny check
+
+# All that the CI runs
+ci:
+    .ci/run
