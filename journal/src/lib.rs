@@ -4,7 +4,6 @@
 //! record is durable, and never show a reader a record that is not. Adapters: [`embedded`] (sled, one
 //! machine) and, in a later release, Kafka.
 
-pub mod clock;
 pub mod disk;
 pub mod embedded;
 

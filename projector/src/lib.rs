@@ -1,2 +1,5 @@
 //! placeholder
 pub mod derive;
+mod metrics;
+pub mod project;
+pub mod store;

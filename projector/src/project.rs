@@ -1,0 +1,337 @@
+//! One batch: records as read, folded in memory, handed to the store as one set of changes. Must never
+//! write anything itself, and never pass over a record it cannot account for.
+
+use std::collections::{BTreeMap, HashMap};
+
+use journal::Record;
+use schema::avro::DecodeError;
+use schema::projection::{AttentionKind, Certainty, Inbox, Outcome};
+use schema::{Digest, Micros, Observation, Reading, Subject};
+use thiserror::Error;
+use uuid::Uuid;
+
+use crate::derive::{self, At, Entry, FactFold, SubjectFold};
+use crate::metrics;
+use crate::store::keys::{AttentionKey, AttentionRecord, FactRecord, Meta, PAGE_ENTRIES, SubjectRecord};
+use crate::store::{self, Changes, EPOCH, View};
+
+/// Why a partition cannot go on. What was folded before the record that stops it stands.
+#[derive(Debug, Error)]
+pub enum Stop {
+    /// A newer writer's record: it must not be passed over.
+    #[error("offset {offset}: {error}")]
+    UnknownSchema {
+        /// Where.
+        offset: u64,
+        /// What is known of the schema.
+        error: DecodeError,
+    },
+    /// The log is not the one that the store was derived from.
+    #[error(
+        "the log was rewritten: at offset {offset} it holds observation {found}, the store had read {wanted}; the store must be deleted and derived anew"
+    )]
+    Rewritten {
+        /// Where.
+        offset: u64,
+        /// What the log holds.
+        found: String,
+        /// What the store had read there.
+        wanted: Uuid,
+    },
+}
+
+/// Folds `records` on top of what the store holds. Answers the changes, and why the partition must stop
+/// where it must.
+pub fn project(
+    view: &View<'_>,
+    partition: u32,
+    records: &[Record],
+) -> Result<(Changes, Option<Stop>), store::Error> {
+    let mut batch = Batch {
+        view,
+        partition,
+        meta: view.meta(partition)?,
+        subjects: BTreeMap::new(),
+        facts: BTreeMap::new(),
+        changes: Changes::default(),
+    };
+    let mut stop = None;
+    for record in records {
+        if let Err(reason) = batch.record(record)? {
+            stop = Some(reason);
+            break;
+        }
+    }
+    Ok((batch.changes(), stop))
+}
+
+/// A subject in the batch's memory: loaded once, folded many times.
+struct Loaded {
+    record: SubjectRecord,
+    /// First entries of pages sealed in this batch, which the store's index does not hold yet.
+    sealed: HashMap<Digest, Entry>,
+}
+
+struct Batch<'a> {
+    view: &'a View<'a>,
+    partition: u32,
+    meta: Meta,
+    subjects: BTreeMap<String, Loaded>,
+    facts: BTreeMap<String, FactRecord>,
+    changes: Changes,
+}
+
+impl Batch<'_> {
+    fn record(&mut self, record: &Record) -> Result<Result<(), Stop>, store::Error> {
+        let decoded = schema::avro::decode(&record.value);
+        if record.offset < self.meta.next_offset {
+            return Ok(self.check_known(record.offset, decoded.as_ref().ok()));
+        }
+        match decoded {
+            Ok(observation) => {
+                self.meta.journal_time = self.meta.journal_time.max(observation.received_at);
+                self.meta.last_observation = Some((record.offset, observation.id));
+                self.observation(record.offset, &observation)?;
+            }
+            Err(DecodeError::Malformed(reason)) => self.malformed(record.offset, reason),
+            Err(error @ DecodeError::UnknownSchema { .. }) => {
+                return Ok(Err(Stop::UnknownSchema { offset: record.offset, error }));
+            }
+        }
+        self.changes.observations.push((record.offset, record.value.clone()));
+        self.meta.next_offset = record.offset + 1;
+        Ok(Ok(()))
+    }
+
+    /// A record that was read before: the last of them shows whether the log is still the same one.
+    fn check_known(&self, offset: u64, observation: Option<&Observation>) -> Result<(), Stop> {
+        match self.meta.last_observation {
+            Some((last, wanted)) if last == offset && observation.is_none_or(|found| found.id != wanted) => {
+                let found = observation.map_or_else(|| "none".to_owned(), |found| found.id.to_string());
+                Err(Stop::Rewritten { offset, found, wanted })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn observation(&mut self, offset: u64, observation: &Observation) -> Result<(), store::Error> {
+        let at = At { offset, epoch: EPOCH, journal_time: self.meta.journal_time };
+        let key = observation.subject.key();
+        let event = observation.event_digest();
+        let reading = schema::provider::read(observation);
+        let first = self.load(&key, at)?.first_entry(event).cloned();
+        let first = match first {
+            Some(first) => Some(first),
+            None if self.load(&key, at)?.record.pages > 0 => {
+                self.view.indexed(self.partition, &key, event)?
+            }
+            None => None,
+        };
+        let fact_id = match (&reading, derive::classify(first.as_ref(), observation).0) {
+            (Ok(Reading::Fact(fact)), Inbox::New) => Some(fact.fact_id.as_str()),
+            (Ok(Reading::Fact(_) | Reading::State(_) | Reading::Unsupported) | Err(_), _) => None,
+        };
+        let fact_key = fact_id.map(|id| observation.subject.fact_key(id));
+        if let Some(fact_key) = &fact_key {
+            self.load_fact(fact_key, at)?;
+        }
+        let fact = fact_key.as_ref().and_then(|key| self.facts.get_mut(key)).map(|record| &mut record.fold);
+        let Some(loaded) = self.subjects.get_mut(&key) else { return Ok(()) };
+        let step = derive::derive(&mut loaded.record.fold, fact, first.as_ref(), observation, &reading, at);
+        loaded.record.recent.push(step.entry.clone());
+        metrics::observation(observation.provider(), step.entry.inbox, step.entry.outcome);
+        self.seal_page(&key);
+
+        let raised = Raised { at, observation };
+        let kind = match (step.entry.inbox, step.entry.outcome) {
+            (Inbox::Conflict, _) => Some(AttentionKind::Conflict),
+            (Inbox::New, Outcome::Failed) => Some(AttentionKind::Failed),
+            (Inbox::New | Inbox::Duplicate, _) => None,
+        };
+        if let Some(kind) = kind {
+            let reason = derive::reason(&step.entry, &reading).unwrap_or_default();
+            let reason = match (kind, first) {
+                (AttentionKind::Conflict, Some(first)) => {
+                    format!(
+                        "{reason}: body {} came first, at offset {}; this body is {}",
+                        first.body, first.offset, observation.body_digest
+                    )
+                }
+                _ => reason,
+            };
+            self.changes.attention.insert(raised.key(kind), Some(raised.record(reason)));
+        }
+        if step.subject_changed {
+            self.subject_attention(&key, &raised);
+        }
+        if let (true, Some(id), Some(fact_key)) = (step.fact_changed, fact_id, fact_key) {
+            self.fact_attention(&fact_key, id, &raised);
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, key: &str, at: At) -> Result<&mut Loaded, store::Error> {
+        if !self.subjects.contains_key(key) {
+            let record = self.view.subject(self.partition, key)?.unwrap_or_else(|| SubjectRecord {
+                fold: SubjectFold::new(at),
+                recent: Vec::new(),
+                pages: 0,
+                attention: None,
+            });
+            self.subjects.insert(key.to_owned(), Loaded { record, sealed: HashMap::new() });
+        }
+        Ok(self.subjects.entry(key.to_owned()).or_insert_with(|| unreachable!("it was inserted above")))
+    }
+
+    fn load_fact(&mut self, fact_key: &str, at: At) -> Result<(), store::Error> {
+        if !self.facts.contains_key(fact_key) {
+            let record = self.view.fact(self.partition, fact_key)?;
+            let record = record.unwrap_or_else(|| FactRecord { fold: FactFold::new(at), attention: None });
+            self.facts.insert(fact_key.to_owned(), record);
+        }
+        Ok(())
+    }
+
+    fn seal_page(&mut self, key: &str) {
+        let Some(loaded) = self.subjects.get_mut(key) else { return };
+        if loaded.record.recent.len() > PAGE_ENTRIES {
+            let rest = loaded.record.recent.split_off(PAGE_ENTRIES);
+            let page = std::mem::replace(&mut loaded.record.recent, rest);
+            let firsts = page.iter().filter(|entry| entry.inbox == Inbox::New);
+            loaded.sealed.extend(firsts.map(|entry| (entry.event, entry.clone())));
+            self.changes.pages.push((key.to_owned(), loaded.record.pages, page));
+            loaded.record.pages += 1;
+        }
+    }
+
+    /// Opens, rewrites or removes the attention entry that a subject's certainty asks for.
+    fn subject_attention(&mut self, key: &str, raised: &Raised<'_>) {
+        let subject = &raised.observation.subject;
+        let Some(loaded) = self.subjects.get_mut(key) else { return };
+        let (kind, reason) = match loaded.record.fold.certainty(subject) {
+            Certainty::Contested => (Some(AttentionKind::Contested), contested(&loaded.record.fold, subject)),
+            Certainty::Unordered => (
+                Some(AttentionKind::Unordered),
+                "it is known only through claims without a provider time; a newer claim could not be told from an older one".to_owned(),
+            ),
+            Certainty::Settled | Certainty::Skeleton | Certainty::Withdrawn => (None, String::new()),
+        };
+        let open = &mut loaded.record.attention;
+        set_attention(
+            &mut self.changes,
+            self.view,
+            self.partition,
+            open,
+            kind.map(|kind| (kind, reason)),
+            raised,
+        );
+    }
+
+    fn fact_attention(&mut self, fact_key: &str, fact_id: &str, raised: &Raised<'_>) {
+        let Some(record) = self.facts.get_mut(fact_key) else { return };
+        let contested = (record.fold.certainty() == Certainty::Contested).then(|| {
+            let fact = record.fold.fact(&raised.observation.subject, fact_id);
+            let events: Vec<_> = fact.contenders.items.iter().map(|item| item.event_id.as_str()).collect();
+            let reason =
+                format!("fact `{fact_id}` was told with different content by events {}", events.join(", "));
+            (AttentionKind::Contested, reason)
+        });
+        set_attention(&mut self.changes, self.view, self.partition, &mut record.attention, contested, raised);
+    }
+
+    /// Bytes that are no observation have no id: one is made of their place, which sorts before all others.
+    fn malformed(&mut self, offset: u64, reason: String) {
+        metrics::malformed();
+        let observation = Uuid::from_u128(u128::from(self.partition) << 64 | u128::from(offset));
+        let reason = format!(
+            "{}, partition {}, offset {offset}: {reason}",
+            journal::Topic::Observations,
+            self.partition
+        );
+        let since = Micros(self.meta.journal_time.0.max(0));
+        let record = AttentionRecord { subject: None, event_id: None, reason, since };
+        let key = AttentionKey { observation, kind: AttentionKind::Malformed };
+        self.changes.attention.insert(key, Some(record));
+    }
+
+    fn changes(mut self) -> Changes {
+        self.changes.subjects = self.subjects.into_iter().map(|(key, loaded)| (key, loaded.record)).collect();
+        // A subject or fact that was loaded is one that an observation was folded into.
+        self.changes.facts = self.facts;
+        self.changes.meta = Some(self.meta);
+        self.changes
+    }
+}
+
+impl Loaded {
+    /// The first entry under an inbox key, as far as memory knows.
+    fn first_entry(&self, event: Digest) -> Option<&Entry> {
+        self.sealed.get(&event).or_else(|| self.record.recent.iter().find(|entry| entry.event == event))
+    }
+}
+
+/// The observation that raises an attention entry.
+struct Raised<'a> {
+    at: At,
+    observation: &'a Observation,
+}
+
+impl Raised<'_> {
+    fn key(&self, kind: AttentionKind) -> AttentionKey {
+        AttentionKey { observation: self.observation.id, kind }
+    }
+
+    fn record(&self, reason: String) -> AttentionRecord {
+        AttentionRecord {
+            subject: Some(self.observation.subject.key()),
+            event_id: Some(self.observation.event_id.clone()),
+            reason,
+            since: self.at.journal_time,
+        }
+    }
+}
+
+/// Makes the open entry what it should be: kept (with its beginning) while the kind is the same.
+fn set_attention(
+    changes: &mut Changes,
+    view: &View<'_>,
+    partition: u32,
+    open: &mut Option<AttentionKey>,
+    wanted: Option<(AttentionKind, String)>,
+    raised: &Raised<'_>,
+) {
+    match (*open, wanted) {
+        (Some(key), Some((kind, reason))) if key.kind == kind => {
+            let pending = changes.attention.get(&key).cloned().flatten();
+            let known = pending.or_else(|| view.attention_record(partition, key).ok().flatten());
+            let record = known.unwrap_or_else(|| raised.record(String::new()));
+            changes.attention.insert(key, Some(AttentionRecord { reason, ..record }));
+        }
+        (closing, wanted) => {
+            if let Some(key) = closing {
+                changes.attention.insert(key, None);
+            }
+            *open = wanted.map(|(kind, reason)| {
+                let key = raised.key(kind);
+                changes.attention.insert(key, Some(raised.record(reason)));
+                key
+            });
+        }
+    }
+}
+
+fn contested(fold: &SubjectFold, subject: &Subject) -> String {
+    let state = fold.state(subject);
+    let claims: Vec<_> = state
+        .contenders
+        .items
+        .iter()
+        .map(|item| format!("`{}` by event {}", item.status.as_deref().unwrap_or("?"), item.event_id))
+        .collect();
+    let when = match state.as_of {
+        Some(time) => format!("at the same provider time {time}"),
+        None => "without a provider time".to_owned(),
+    };
+    let advice = if state.needs_refresh { "; ask the provider for the current state" } else { "" };
+    format!("{} different values {when}: {}{advice}", state.contenders.total, claims.join(", "))
+}

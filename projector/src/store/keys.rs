@@ -1,0 +1,284 @@
+//! Every key and value the store keeps, in one place. Must never be changed without raising
+//! [`LAYOUT_VERSION`]: what is described here is on disks already.
+//!
+//! One tree for each (topic, partition), named `observations/<partition>`. The first byte of a key is its
+//! table; integers are big-endian, so that keys sort as their numbers do. `KEY` is a subject's key
+//! (`tenant/provider/kind/id`, percent-encoded, so never a byte 0). Values but blocks are postcard.
+//!
+//! | table | key | value |
+//! | --- | --- | --- |
+//! | `a` attention | observation id (16 bytes), kind (1 byte) | [`AttentionRecord`] |
+//! | `b` block | first offset (`u64`) | [`encode_block`]: raw length (`u32`), then zstd of offset (`u64`), length (`u32`), value, … |
+//! | `c` claim winners | reserved | |
+//! | `f` facts | `KEY`, `/`, fact id percent-encoded | [`FactRecord`] |
+//! | `i` index | `KEY`, 0, event digest (32 bytes) | the [`Entry`] that was first under it, once its page is sealed |
+//! | `m` meta | nothing more | [`Meta`] |
+//! | `p` pages | `KEY`, 0, page number (`u32`) | `Vec<Entry>`, exactly [`PAGE_ENTRIES`] of them |
+//! | `s` subject | `KEY` | [`SubjectRecord`] |
+
+use schema::projection::AttentionKind;
+use schema::{Digest, Micros};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::derive::{Entry, FactFold, SubjectFold};
+
+/// The layout this file describes. A store of another one is refused.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Entries of a subject's history that a sealed page holds.
+pub const PAGE_ENTRIES: usize = 32;
+
+/// Bytes of observations that one block packs before it is compressed, unless one alone has more.
+pub const BLOCK_RAW_BYTES: usize = 128 * 1024;
+
+/// The key of [`Meta`].
+pub const META: &[u8] = b"m";
+
+/// Where the store stands in its partition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meta {
+    /// [`LAYOUT_VERSION`] when it was written.
+    pub layout: u32,
+    /// The epoch of the derivation that wrote it.
+    pub epoch: u32,
+    /// The next offset to read: all before it is in the store.
+    pub next_offset: u64,
+    /// Offset and id of the observation read last, to notice a log that was rewritten under us.
+    pub last_observation: Option<(u64, Uuid)>,
+    /// Journal time: the greatest `received_at` so far, in microseconds.
+    pub journal_time: Micros,
+}
+
+/// A subject, its open page of history, and where its sealed pages are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SubjectRecord {
+    /// What is known and seen.
+    pub fold: SubjectFold,
+    /// The entries since the last sealed page, at most [`PAGE_ENTRIES`].
+    pub recent: Vec<Entry>,
+    /// How many pages are sealed.
+    pub pages: u32,
+    /// The attention entry that is open for the subject's certainty.
+    pub attention: Option<AttentionKey>,
+}
+
+/// A fact, and its open attention entry.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FactRecord {
+    /// What is known.
+    pub fold: FactFold,
+    /// The attention entry that is open because it is contested.
+    pub attention: Option<AttentionKey>,
+}
+
+/// What names an attention entry: the observation that raised it, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct AttentionKey {
+    /// A UUIDv7, so that entries sort by time.
+    pub observation: Uuid,
+    /// Why.
+    pub kind: AttentionKind,
+}
+
+/// Something a person should look at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttentionRecord {
+    /// The subject's key, unless the bytes were no observation.
+    pub subject: Option<String>,
+    /// The provider's event id of the observation that raised it.
+    pub event_id: Option<String>,
+    /// What is wrong; never content.
+    pub reason: String,
+    /// Journal time when it was raised.
+    pub since: Micros,
+}
+
+/// Key of a block.
+pub fn block(first_offset: u64) -> Vec<u8> {
+    [b"b", &first_offset.to_be_bytes()[..]].concat()
+}
+
+/// Key of a subject, and the start of the keys of all subjects whose keys begin so.
+pub fn subject(key: &str) -> Vec<u8> {
+    [b"s", key.as_bytes()].concat()
+}
+
+/// Key of a fact, given its fact key.
+pub fn fact(fact_key: &str) -> Vec<u8> {
+    [b"f", fact_key.as_bytes()].concat()
+}
+
+/// Key of a sealed page.
+pub fn page(subject_key: &str, number: u32) -> Vec<u8> {
+    [b"p", subject_key.as_bytes(), &[0], &number.to_be_bytes()].concat()
+}
+
+/// Key of an index entry.
+pub fn index(subject_key: &str, event: Digest) -> Vec<u8> {
+    [b"i", subject_key.as_bytes(), &[0], &event.0].concat()
+}
+
+impl AttentionKey {
+    /// Key of the entry.
+    pub fn key(self) -> Vec<u8> {
+        [b"a", &self.observation.as_bytes()[..], &[self.kind as u8]].concat()
+    }
+
+    /// Reads a key that [`AttentionKey::key`] wrote.
+    pub fn from_key(key: &[u8]) -> Option<Self> {
+        let (table, rest) = key.split_first()?;
+        let (observation, kind) = rest.split_first_chunk::<16>()?;
+        let [kind] = kind else { return None };
+        let kind = [
+            AttentionKind::Conflict,
+            AttentionKind::Contested,
+            AttentionKind::Unordered,
+            AttentionKind::Failed,
+            AttentionKind::Malformed,
+        ]
+        .into_iter()
+        .find(|known| *known as u8 == *kind)?;
+        (*table == b'a').then_some(Self { observation: Uuid::from_bytes(*observation), kind })
+    }
+}
+
+/// Packs records as they were read into the value of a block.
+pub fn encode_block(records: &[(u64, bytes::Bytes)]) -> std::io::Result<Vec<u8>> {
+    let mut raw = Vec::with_capacity(records.iter().map(|(_, value)| value.len() + 12).sum());
+    for (offset, value) in records {
+        raw.extend_from_slice(&offset.to_be_bytes());
+        raw.extend_from_slice(&(value.len() as u32).to_be_bytes());
+        raw.extend_from_slice(value);
+    }
+    let mut block = (raw.len() as u32).to_be_bytes().to_vec();
+    block.extend(zstd::bulk::compress(&raw, 1)?);
+    Ok(block)
+}
+
+/// Unpacks a block; `None` when it is damaged.
+pub fn decode_block(block: &[u8]) -> Option<Vec<(u64, Vec<u8>)>> {
+    let (length, packed) = block.split_first_chunk::<4>()?;
+    let length = u32::from_be_bytes(*length) as usize;
+    if length > schema::limits::RECORD_BYTES_MAX + BLOCK_RAW_BYTES + 1024 {
+        return None;
+    }
+    let raw = zstd::bulk::decompress(packed, length).ok().filter(|raw| raw.len() == length)?;
+    let mut rest = raw.as_slice();
+    let mut records = Vec::new();
+    while !rest.is_empty() {
+        let (offset, after) = rest.split_first_chunk::<8>()?;
+        let (length, after) = after.split_first_chunk::<4>()?;
+        let (value, after) = after.split_at_checked(u32::from_be_bytes(*length) as usize)?;
+        records.push((u64::from_be_bytes(*offset), value.to_vec()));
+        rest = after;
+    }
+    Some(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use schema::projection::{Inbox, Outcome};
+
+    use super::*;
+
+    fn entry() -> impl Strategy<Value = Entry> {
+        (
+            any::<u64>(),
+            any::<[u8; 32]>(),
+            any::<[u8; 32]>(),
+            any::<bool>(),
+            0_usize..3,
+            0_usize..8,
+            any::<bool>(),
+        )
+            .prop_map(|(offset, event, body, replay, inbox, outcome, differs)| Entry {
+                offset,
+                event: Digest(event),
+                body: Digest(body),
+                replay,
+                inbox: [Inbox::New, Inbox::Duplicate, Inbox::Conflict][inbox],
+                outcome: [
+                    Outcome::Applied,
+                    Outcome::NoChange,
+                    Outcome::OutOfOrder,
+                    Outcome::Contested,
+                    Outcome::Unordered,
+                    Outcome::Unsupported,
+                    Outcome::Failed,
+                    Outcome::NotRun,
+                ][outcome],
+                differs,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_round_trip(records in prop::collection::vec((any::<u64>(), prop::collection::vec(any::<u8>(), 0..300)), 0..20)) {
+            let packed: Vec<_> = records.iter().map(|(offset, value)| (*offset, value.clone().into())).collect();
+            prop_assert_eq!(decode_block(&encode_block(&packed)?), Some(records));
+        }
+
+        #[test]
+        fn damaged_blocks_are_answered(mut bytes in prop::collection::vec(any::<u8>(), 0..60), at in 0_usize..200, byte in any::<u8>()) {
+            drop(decode_block(&bytes));
+            bytes = encode_block(&[(7, bytes.clone().into())])?;
+            let length = bytes.len();
+            bytes[at % length] = byte;
+            drop(decode_block(&bytes));
+        }
+
+        #[test]
+        fn attention_keys_round_trip_and_sort_by_time(one in any::<u128>(), other in any::<u128>(), kind in 0_usize..5) {
+            let kinds = [AttentionKind::Conflict, AttentionKind::Contested, AttentionKind::Unordered, AttentionKind::Failed, AttentionKind::Malformed];
+            let key = |id: u128| AttentionKey { observation: Uuid::from_u128(id), kind: kinds[kind] };
+            prop_assert_eq!(AttentionKey::from_key(&key(one).key()), Some(key(one)));
+            prop_assert_eq!(key(one).key() < key(other).key(), one < other);
+        }
+
+        #[test]
+        fn entries_round_trip(entries in prop::collection::vec(entry(), 0..40)) {
+            let bytes = postcard::to_stdvec(&entries).expect("writable");
+            prop_assert_eq!(postcard::from_bytes::<Vec<Entry>>(&bytes).expect("readable"), entries);
+        }
+    }
+
+    /// The bytes of an entry, pinned: enum numbers are positions here, and must never move.
+    #[test]
+    fn the_layout_is_pinned() {
+        let entry = Entry {
+            offset: 300,
+            event: Digest([1; 32]),
+            body: Digest([2; 32]),
+            replay: true,
+            inbox: Inbox::Conflict,
+            outcome: Outcome::NotRun,
+            differs: false,
+        };
+        let bytes = postcard::to_stdvec(&entry).expect("writable");
+        let wanted = [&[0xac, 0x02][..], &[1; 32], &[2; 32], &[1, 2, 7, 0]].concat();
+        assert_eq!(bytes, wanted);
+        for (index, outcome) in [
+            Outcome::Applied,
+            Outcome::NoChange,
+            Outcome::OutOfOrder,
+            Outcome::Contested,
+            Outcome::Unordered,
+            Outcome::Unsupported,
+            Outcome::Failed,
+            Outcome::NotRun,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(
+                (outcome as usize, postcard::to_stdvec(&outcome).expect("writable")),
+                (index, vec![index as u8])
+            );
+        }
+        assert_eq!(page("acme/shoc/work_order/7", 1), b"pacme/shoc/work_order/7\0\0\0\0\x01");
+        assert_eq!(subject("k"), b"sk");
+        assert_eq!(block(258), b"b\0\0\0\0\0\0\x01\x02");
+    }
+}
