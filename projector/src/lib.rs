@@ -1,5 +1,106 @@
-//! placeholder
+//! The projector: reads observations, derives what is known, stores it, answers questions. Must never
+//! write to the observations, and never answer from a place in the log that it does not name.
+
 pub mod derive;
 mod metrics;
 pub mod project;
+pub mod query;
+pub mod run;
 pub mod store;
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use journal::Consumer;
+use metrics_exporter_prometheus::PrometheusHandle;
+use service::problem::RequestIds;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use run::{Progress, Runner};
+use store::Store;
+
+/// What the projector is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The store's folder.
+    pub store: PathBuf,
+    /// Partitions of the journal.
+    pub partitions: NonZeroU32,
+    /// The bearer token that queries must carry; without one, none is asked for, and the caller sees to
+    /// it that only this machine can ask.
+    pub token: Option<String>,
+    /// Records one batch folds at most.
+    pub batch_records_max: usize,
+}
+
+impl Config {
+    /// The usual bounds for a store's folder.
+    pub fn new(store: impl Into<PathBuf>, partitions: NonZeroU32) -> Self {
+        Self { store: store.into(), partitions, token: None, batch_records_max: 1_000 }
+    }
+}
+
+/// Why the projector ended.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The store cannot be opened, or failed.
+    #[error("the store failed: {0}")]
+    Store(#[from] store::Error),
+    /// The thread could not be started, or panicked.
+    #[error("the projector's thread failed: {0}")]
+    Thread(String),
+}
+
+/// Runs the projector until `shutdown` resolves or its store fails. The batch in hand is finished.
+pub async fn run(
+    config: Config,
+    listener: TcpListener,
+    consumer: Box<dyn Consumer>,
+    ids: RequestIds,
+    metrics: PrometheusHandle,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), Error> {
+    metrics::describe();
+    let (path, partitions) = (config.store.clone(), config.partitions);
+    let opened = tokio::task::spawn_blocking(move || Store::open(&path, partitions)).await;
+    let store = Arc::new(opened.map_err(|error| Error::Thread(error.to_string()))??);
+    let progress = Arc::new(Progress::default());
+    let stop = Arc::new(AtomicBool::new(false));
+    let runner = Runner {
+        store: store.clone(),
+        progress: progress.clone(),
+        consumer,
+        batch_records_max: config.batch_records_max,
+        stop: stop.clone(),
+    };
+    let (ended, mut has_ended) = oneshot::channel();
+    let thread = std::thread::Builder::new()
+        .name("projector".to_owned())
+        .spawn(move || {
+            let result = runner.run();
+            // Nobody listens once the service has been asked to stop.
+            drop(ended.send(()));
+            result
+        })
+        .map_err(|error| Error::Thread(error.to_string()))?;
+    let router = query::router(store, progress, config.token, ids, metrics);
+    // A projector whose thread has ended, by failure or by panic, has nothing true to answer any more.
+    let until = async {
+        tokio::select! {
+            () = shutdown => {}
+            _ = &mut has_ended => {}
+        }
+    };
+    service::server::serve(listener, router, until).await;
+    stop.store(true, Ordering::Relaxed);
+    let joined = tokio::task::spawn_blocking(move || thread.join()).await;
+    match joined {
+        Ok(Ok(result)) => Ok(result?),
+        Ok(Err(_)) => Err(Error::Thread("it panicked".to_owned())),
+        Err(error) => Err(Error::Thread(error.to_string())),
+    }
+}

@@ -33,8 +33,8 @@ pub struct Problem {
     pub retryable: bool,
     /// Seconds to wait before trying again.
     pub retry_after_seconds: Option<u64>,
-    /// One more header that the status demands (`Allow`, `WWW-Authenticate`).
-    pub header: Option<(HeaderName, HeaderValue)>,
+    /// One more header that the status demands, its name in lower case (`allow`, `www-authenticate`).
+    pub header: Option<(&'static str, &'static str)>,
 }
 
 impl Problem {
@@ -57,7 +57,7 @@ impl Problem {
 
     /// With one more header.
     #[must_use]
-    pub fn header(self, name: HeaderName, value: HeaderValue) -> Self {
+    pub fn header(self, name: &'static str, value: &'static str) -> Self {
         Self { header: Some((name, value)), ..self }
     }
 
@@ -69,7 +69,7 @@ impl Problem {
     /// The problem of a method that a path does not have.
     pub fn method_not_allowed(allowed: &'static str) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "This path has no such method")
-            .header(axum::http::header::ALLOW, HeaderValue::from_static(allowed))
+            .header("allow", allowed)
     }
 
     fn body(&self, request_id: Uuid) -> String {
@@ -123,8 +123,8 @@ pub async fn finish(State(source): State<RequestIds>, mut request: Request, next
         if let Some(seconds) = problem.retry_after_seconds {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if let Some((name, value)) = problem.header.clone() {
-            headers.insert(name, value);
+        if let Some((name, value)) = problem.header {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
     }
     if let Ok(value) = HeaderValue::try_from(request_id.to_string()) {

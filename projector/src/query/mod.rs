@@ -1,0 +1,243 @@
+//! The HTTP queries: who may ask, what can be asked, from which partition it is answered. Must never
+//! answer from a partition that is still replaying, and never scan without a bound.
+
+mod answer;
+mod list;
+mod parameters;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use metrics_exporter_prometheus::PrometheusHandle;
+use schema::{Provider, Subject};
+use serde::Serialize;
+use service::problem::{Problem, RequestIds};
+use service::server;
+use subtle::ConstantTimeEq;
+
+use crate::run::Progress;
+use crate::store::{self, Store};
+use parameters::Parameters;
+
+/// The partition an answer comes from.
+const PARTITION: HeaderName = HeaderName::from_static("witness-partition");
+/// The offset up to which (exclusive) that partition was derived.
+const OFFSET: HeaderName = HeaderName::from_static("witness-offset");
+/// Seconds a caller is asked to wait for a partition that is still replaying.
+const REPLAYING_RETRY_SECONDS: u64 = 1;
+
+/// What the handlers answer from.
+#[derive(Clone)]
+pub(crate) struct Source {
+    store: Arc<Store>,
+    progress: Arc<Progress>,
+}
+
+type RawParameters = Query<Vec<(String, String)>>;
+type SubjectPath = Result<Path<(String, String, String, String)>, PathRejection>;
+
+/// All routes of the projector.
+pub(crate) fn router(
+    store: Arc<Store>,
+    progress: Arc<Progress>,
+    token: Option<String>,
+    ids: RequestIds,
+    metrics: PrometheusHandle,
+) -> Router {
+    let source = Source { store, progress };
+    let queries = Router::new()
+        .route("/v1/subjects", get(subjects))
+        .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}", get(subject))
+        .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}/history", get(history))
+        .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}/facts", get(facts))
+        .route("/v1/attention", get(attention))
+        .layer(axum::middleware::from_fn_with_state(token.map(Arc::from), authorize));
+    let routes = queries.route("/health/ready", get(ready)).with_state(source);
+    server::complete(routes, ids, metrics)
+}
+
+/// Lets a request pass that carries the token, where there is one.
+async fn authorize(State(token): State<Option<Arc<str>>>, request: Request, next: Next) -> Response {
+    let given =
+        request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let passes = match (&token, given) {
+        (None, _) => true,
+        (Some(token), Some(given)) => token.as_bytes().ct_eq(given).into(),
+        (Some(_), None) => false,
+    };
+    if passes {
+        return next.run(request).await;
+    }
+    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "A valid bearer token is needed")
+        .header("www-authenticate", "Bearer")
+        .into_response()
+}
+
+async fn ready(State(source): State<Source>) -> Response {
+    let partitions = 0..source.store.partitions();
+    let problems: Vec<String> =
+        partitions.filter_map(|partition| source.usable(partition).err()?.detail).collect();
+    server::readiness(&problems)
+}
+
+async fn subject(State(source): State<Source>, path: SubjectPath, query: RawParameters) -> Response {
+    about_subject(source, path, query, &[], |source, partition, subject, _| {
+        answer::projection(source, partition, subject)
+    })
+    .await
+}
+
+async fn history(State(source): State<Source>, path: SubjectPath, query: RawParameters) -> Response {
+    let allowed = &["after", "limit", "body"];
+    about_subject(source, path, query, allowed, |source, partition, subject, parameters| {
+        let body = parameters.boolean("body")?;
+        answer::history(source, partition, subject, parameters.after_offset()?, parameters.limit()?, body)
+    })
+    .await
+}
+
+async fn facts(State(source): State<Source>, path: SubjectPath, query: RawParameters) -> Response {
+    about_subject(source, path, query, &["after", "limit"], |source, partition, subject, parameters| {
+        answer::facts(source, partition, subject, parameters.after_text()?, parameters.limit()?)
+    })
+    .await
+}
+
+async fn subjects(State(source): State<Source>, query: RawParameters) -> Response {
+    answered(query, &["tenant", "provider", "kind", "after", "limit"], move |parameters| {
+        source.all_usable()?;
+        Ok(json(&list::subjects(&source, &parameters)?))
+    })
+    .await
+}
+
+async fn attention(State(source): State<Source>, query: RawParameters) -> Response {
+    answered(query, &["kind", "after", "limit"], move |parameters| {
+        source.all_usable()?;
+        Ok(json(&list::attention(&source, &parameters)?))
+    })
+    .await
+}
+
+/// Answers about one subject, with the partition and offset it is answered from.
+async fn about_subject<T: Serialize + 'static>(
+    source: Source,
+    path: SubjectPath,
+    query: RawParameters,
+    allowed: &'static [&'static str],
+    answer: impl FnOnce(&Source, u32, &Subject, &Parameters) -> Result<(T, u64), Problem> + Send + 'static,
+) -> Response {
+    answered(query, allowed, move |parameters| {
+        let subject = subject_of(path)?;
+        let partition = subject.partition(source.partitions());
+        source.usable(partition)?;
+        let (value, offset) = answer(&source, partition, &subject, &parameters)?;
+        let mut response = json(&value);
+        response.headers_mut().insert(PARTITION, HeaderValue::from(partition));
+        response.headers_mut().insert(OFFSET, HeaderValue::from(offset));
+        Ok(response)
+    })
+    .await
+}
+
+/// Checks the parameters and runs a query where blocking is allowed.
+async fn answered(
+    Query(raw): RawParameters,
+    allowed: &'static [&'static str],
+    answer: impl FnOnce(Parameters) -> Result<Response, Problem> + Send + 'static,
+) -> Response {
+    let parameters = match Parameters::read(raw, allowed) {
+        Ok(parameters) => parameters,
+        Err(problem) => return problem.into_response(),
+    };
+    match tokio::task::spawn_blocking(move || answer(parameters)).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(problem)) => problem.into_response(),
+        Err(error) => {
+            tracing::error!(%error, "a query failed");
+            internal().into_response()
+        }
+    }
+}
+
+fn subject_of(path: SubjectPath) -> Result<Subject, Problem> {
+    let Path((tenant, provider, kind, id)) = path.map_err(|_| {
+        parameters::invalid(
+            "the path",
+            "must be percent-encoded UTF-8: /v1/subjects/{tenant}/{provider}/{kind}/{id}",
+        )
+    })?;
+    let provider = Provider::from_name(&provider)
+        .ok_or_else(|| parameters::invalid("`provider` in the path", "must be ycloud, shoc or yutai"))?;
+    Ok(Subject { tenant, provider, kind, id })
+}
+
+impl Source {
+    fn partitions(&self) -> std::num::NonZeroU32 {
+        std::num::NonZeroU32::new(self.store.partitions()).unwrap_or(std::num::NonZeroU32::MIN)
+    }
+
+    /// Whether a partition can be answered from: it is this instance's, and was derived up to the log's
+    /// end as it was when it was assigned.
+    fn usable(&self, partition: u32) -> Result<(), Problem> {
+        let unavailable = |code, title, detail: String| {
+            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, title)
+                .detail(detail)
+                .retry_after(REPLAYING_RETRY_SECONDS))
+        };
+        match self.progress.of(partition) {
+            None => unavailable(
+                "not_caught_up",
+                "The log is still being replayed",
+                format!("partition {partition} is not assigned yet"),
+            ),
+            Some(place) => match place.stopped {
+                Some(reason) => unavailable(
+                    "partition_stopped",
+                    "The partition is stopped and needs an operator",
+                    format!("partition {partition}: {reason}"),
+                ),
+                None if place.next_offset < place.log_end => unavailable(
+                    "not_caught_up",
+                    "The log is still being replayed",
+                    format!("partition {partition} is at offset {} of {}", place.next_offset, place.log_end),
+                ),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// A list that misses a partition is no list.
+    fn all_usable(&self) -> Result<(), Problem> {
+        (0..self.store.partitions()).try_for_each(|partition| self.usable(partition))
+    }
+}
+
+impl From<store::Error> for Problem {
+    fn from(error: store::Error) -> Self {
+        tracing::error!(%error, "a query could not be answered");
+        internal()
+    }
+}
+
+fn internal() -> Problem {
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "The query could not be answered")
+        .detail("see the service's log under this request id")
+}
+
+fn json(value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], bytes).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "an answer could not be written");
+            internal().into_response()
+        }
+    }
+}

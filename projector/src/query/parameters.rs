@@ -1,0 +1,102 @@
+//! Query parameters: which there are, what they may be, and cursors. Must never ignore a parameter that
+//! it does not know.
+
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use service::problem::Problem;
+use uuid::Uuid;
+
+/// Items a page has unless asked otherwise.
+const LIMIT_DEFAULT: usize = 50;
+/// Items a page may have.
+const LIMIT_MAX: usize = 500;
+/// Parameters of the design that this release does not have: refused, because ignoring one would answer
+/// another question than was asked.
+const NOT_AVAILABLE: [&str; 2] = ["as_of", "known_at"];
+
+/// The parameters of one request, each known and at most once.
+#[derive(Debug)]
+pub(super) struct Parameters(Vec<(String, String)>);
+
+impl Parameters {
+    pub(super) fn read(raw: Vec<(String, String)>, allowed: &[&str]) -> Result<Self, Problem> {
+        for (index, (name, _)) in raw.iter().enumerate() {
+            if NOT_AVAILABLE.contains(&name.as_str()) {
+                return Err(Problem::new(
+                    StatusCode::BAD_REQUEST,
+                    "not_available",
+                    "This release cannot answer that",
+                )
+                .detail(format!("`{name}` comes in a later release")));
+            }
+            if !allowed.contains(&name.as_str()) {
+                let known = if allowed.is_empty() { "none".to_owned() } else { allowed.join(", ") };
+                return Err(invalid(
+                    &format!("`{name}`"),
+                    &format!("is no parameter here; these are: {known}"),
+                ));
+            }
+            if raw.iter().take(index).any(|(earlier, _)| earlier == name) {
+                return Err(invalid(&format!("`{name}`"), "stands twice"));
+            }
+        }
+        Ok(Self(raw))
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(super) fn limit(&self) -> Result<usize, Problem> {
+        match self.text("limit").map(str::parse) {
+            None => Ok(LIMIT_DEFAULT),
+            Some(Ok(limit)) if (1..=LIMIT_MAX).contains(&limit) => Ok(limit),
+            Some(_) => Err(invalid("`limit`", &format!("must be a number from 1 to {LIMIT_MAX}"))),
+        }
+    }
+
+    pub(super) fn boolean(&self, name: &str) -> Result<bool, Problem> {
+        match self.text(name) {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(_) => Err(invalid(&format!("`{name}`"), "must be true or false")),
+        }
+    }
+
+    /// The cursor, as what [`cursor`] was given.
+    pub(super) fn after<T>(&self, read: impl FnOnce(Vec<u8>) -> Option<T>) -> Result<Option<T>, Problem> {
+        let Some(text) = self.text("after") else { return Ok(None) };
+        let value = URL_SAFE_NO_PAD.decode(text).ok().and_then(read);
+        value
+            .map(Some)
+            .ok_or_else(|| invalid("`after`", "must be the `next` of an earlier page of this list"))
+    }
+
+    pub(super) fn after_text(&self) -> Result<Option<String>, Problem> {
+        self.after(|bytes| String::from_utf8(bytes).ok())
+    }
+
+    pub(super) fn after_offset(&self) -> Result<Option<u64>, Problem> {
+        self.after(|bytes| bytes.try_into().ok().map(u64::from_be_bytes))
+    }
+
+    pub(super) fn after_attention(&self) -> Result<Option<(Uuid, u8)>, Problem> {
+        self.after(|bytes| {
+            let (id, kind) = bytes.split_first_chunk::<16>()?;
+            let [kind] = kind else { return None };
+            Some((Uuid::from_bytes(*id), *kind))
+        })
+    }
+}
+
+/// An opaque cursor: the place of the last item, so that new data before or after it changes nothing.
+pub(super) fn cursor(place: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(place)
+}
+
+/// The problem of a parameter that is not what it must be.
+pub(super) fn invalid(name: &str, problem: &str) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, "invalid_parameter", "A parameter is not what it must be")
+        .detail(format!("{name} {problem}"))
+}

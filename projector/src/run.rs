@@ -1,0 +1,158 @@
+//! The projector's own thread: poll, fold, commit, again. Must never go on after the store failed, and
+//! never let a stopped partition stop the others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use journal::{Assigned, Consumer, PartitionOwner, Polled, ReadError, Record};
+
+use crate::metrics;
+use crate::project::project;
+use crate::store::{self, Store};
+
+/// How long one poll waits, and so how soon the thread notices that it should stop.
+const POLL_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Where every partition of this instance stands; shared with the queries.
+#[derive(Debug, Default)]
+pub struct Progress(Mutex<BTreeMap<u32, Place>>);
+
+/// Where one partition stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The log's end when the partition was assigned: below it, the store is still replaying.
+    pub log_end: u64,
+    /// The store's next offset.
+    pub next_offset: u64,
+    /// Why it does not go on, if it does not.
+    pub stopped: Option<String>,
+}
+
+impl Progress {
+    /// Where a partition stands; `None` while it is not this instance's.
+    pub fn of(&self, partition: u32) -> Option<Place> {
+        self.lock().get(&partition).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn advance(&self, partition: u32, next_offset: u64) {
+        if let Some(place) = self.lock().get_mut(&partition) {
+            place.next_offset = next_offset;
+        }
+    }
+
+    fn stop(&self, partition: u32, reason: String) {
+        tracing::error!(partition, reason, "the partition is stopped; the others go on");
+        metrics::stopped(partition);
+        if let Some(place) = self.lock().get_mut(&partition) {
+            place.stopped = Some(reason);
+        }
+    }
+}
+
+/// Everything the thread works with.
+pub(crate) struct Runner {
+    pub(crate) store: Arc<Store>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) consumer: Box<dyn Consumer>,
+    pub(crate) batch_records_max: usize,
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+impl Runner {
+    /// Runs until asked to stop; fails only when the store does.
+    pub(crate) fn run(mut self) -> Result<(), store::Error> {
+        while !self.stop.load(Ordering::Relaxed) {
+            let mut owner = Owner { store: &self.store, progress: &self.progress, failure: None };
+            let polled = self.consumer.poll(&mut owner, POLL_TIMEOUT);
+            if let Some(error) = owner.failure {
+                return Err(error);
+            }
+            match polled {
+                Ok(Polled::Records { partition, records }) => {
+                    for batch in records.chunks(self.batch_records_max.max(1)) {
+                        self.batch(partition, batch)?;
+                    }
+                }
+                Ok(Polled::Nothing) => {}
+                Err(error @ ReadError::Lost { partition, .. }) => {
+                    self.progress.stop(partition, error.to_string())
+                }
+                Err(error @ ReadError::Unavailable(_)) => {
+                    tracing::error!(%error, "trying again");
+                    std::thread::sleep(POLL_TIMEOUT);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn batch(&self, partition: u32, records: &[Record]) -> Result<(), store::Error> {
+        if self.progress.of(partition).is_none_or(|place| place.stopped.is_some()) {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let (changes, stop) = project(&self.store.read(), partition, records)?;
+        let next_offset = changes.meta.as_ref().map_or(0, |meta| meta.next_offset);
+        // A poll after a restart brings the last known record once more, and may bring nothing else.
+        if !changes.observations.is_empty() {
+            self.store.commit(partition, changes)?;
+            self.progress.advance(partition, next_offset);
+            let seconds = started.elapsed().as_secs_f64();
+            metrics::batch(partition, records.len(), seconds, next_offset, self.store.size_bytes()?);
+        }
+        if let Some(reason) = stop {
+            self.progress.stop(partition, reason.to_string());
+        }
+        Ok(())
+    }
+}
+
+/// Says where reading resumes: at the store's own offset.
+struct Owner<'a> {
+    store: &'a Store,
+    progress: &'a Progress,
+    failure: Option<store::Error>,
+}
+
+impl PartitionOwner for Owner<'_> {
+    fn assigned(&mut self, assigned: Assigned) -> Result<u64, String> {
+        let Assigned { partition, log_start, log_end } = assigned;
+        let meta = match self.store.read().meta(partition) {
+            Ok(meta) => meta,
+            Err(error) => {
+                let reason = error.to_string();
+                self.failure = Some(error);
+                return Err(reason);
+            }
+        };
+        let next_offset = meta.next_offset;
+        self.progress.lock().insert(partition, Place { log_end, next_offset, stopped: None });
+        if next_offset > log_end {
+            let reason = format!(
+                "the store has read up to offset {next_offset}, but the log ends at {log_end}: the log was cut or is another one; delete the store to derive it anew from this log"
+            );
+            self.progress.stop(partition, reason.clone());
+            return Err(reason);
+        }
+        if next_offset < log_start {
+            let reason = format!(
+                "the log begins at offset {log_start}, but the store has read only up to {next_offset}: the records between are lost"
+            );
+            self.progress.stop(partition, reason.clone());
+            return Err(reason);
+        }
+        // The record read last is read once more, to see that the log is still the same one.
+        Ok(meta.last_observation.map_or(next_offset, |(offset, _)| offset.max(log_start)))
+    }
+
+    fn revoked(&mut self, partition: u32) {
+        self.progress.lock().remove(&partition);
+    }
+}
