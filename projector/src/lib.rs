@@ -83,7 +83,7 @@ pub async fn run(
         .spawn(move || {
             let result = runner.run();
             // Nobody listens once the service has been asked to stop.
-            drop(ended.send(()));
+            let _ = ended.send(());
             result
         })
         .map_err(|error| Error::Thread(error.to_string()))?;

@@ -32,7 +32,7 @@ pub fn complete(routes: Router, ids: RequestIds, metrics: PrometheusHandle) -> R
         .route("/metrics", get(async move || (text, metrics.render())))
         .route("/health/live", get(async || axum::Json(serde_json::json!({"live": true}))))
         .fallback(async || Problem::not_found())
-        .method_not_allowed_fallback(async || Problem::method_not_allowed("GET"))
+        .method_not_allowed_fallback(async || Problem::method_not_allowed("GET, HEAD"))
         .layer(axum::middleware::from_fn_with_state(ids, finish))
 }
 

@@ -11,6 +11,8 @@
     reason = "a module of several test binaries, and a test stops at the first surprise"
 )]
 
+pub mod model;
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -102,15 +104,20 @@ impl World {
         serde_json::to_value(self.subjects[subject].0.state(subject)).expect("JSON")
     }
 
-    /// Every state and every fact, as the bytes of an answer.
-    pub fn states(&self) -> BTreeMap<Subject, String> {
-        let text = |subject: &Subject| {
-            let state = serde_json::to_string(&self.subjects[subject].0.state(subject)).expect("JSON");
+    /// The facts of a subject, as an answer shows them.
+    pub fn facts(&self, subject: &Subject) -> Vec<Json> {
+        let facts = self.facts.iter().filter(|((of, _), _)| of == subject);
+        facts.map(|((_, id), fold)| serde_json::to_value(fold.fact(subject, id)).expect("JSON")).collect()
+    }
+
+    /// Every state, and every list of facts, as the bytes of an answer.
+    pub fn answers(&self) -> BTreeMap<Subject, (String, String)> {
+        let texts = self.subjects.iter().map(|(subject, (fold, _))| {
             let facts = self.facts.iter().filter(|((of, _), _)| of == subject);
-            let facts =
-                facts.map(|((_, id), fold)| serde_json::to_string(&fold.fact(subject, id)).expect("JSON"));
-            format!("{state} {}", facts.collect::<Vec<_>>().join(" "))
-        };
-        self.subjects.keys().map(|subject| (subject.clone(), text(subject))).collect()
+            let facts: Vec<_> = facts.map(|((_, id), fold)| fold.fact(subject, id)).collect();
+            let state = serde_json::to_string(&fold.state(subject)).expect("JSON");
+            (subject.clone(), (state, serde_json::to_string(&facts).expect("JSON")))
+        });
+        texts.collect()
     }
 }
