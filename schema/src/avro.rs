@@ -5,7 +5,6 @@
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-use apache_avro::headers::{HeaderBuilder, RabinFingerprintHeader};
 use apache_avro::{
     Schema, from_avro_datum, from_value, serde_avro_bytes, serde_avro_fixed, write_avro_datum_ref,
 };
@@ -24,8 +23,14 @@ pub const OBSERVATION_SCHEMA: &str = include_str!("../avro/observation.avsc");
 /// [`OBSERVATION_SCHEMA`].
 pub const OBSERVATION_HISTORY: [&str; 1] = [include_str!("../avro/history/observation.1.avsc")];
 
-/// Bytes of a single-object header.
-const HEADER_BYTES: usize = 10;
+/// The CRC-64-AVRO fingerprint of every version's canonical form, in the order of
+/// [`OBSERVATION_HISTORY`]. Written down, not computed: records carry them for ever, and implementations do
+/// not agree on a primitive with a logical type (apache-avro 0.21 keeps `{"type":"long"}`, apache/avro-rs#61;
+/// Java, whom the others follow, writes `"long"`). These are Java's, and a test computes them.
+const FINGERPRINTS: [u64; OBSERVATION_HISTORY.len()] = [0x87d0_c3c6_ae48_de86];
+
+/// What every single-object header begins with; the fingerprint follows in little-endian.
+const MARKER: [u8; 2] = [0xc3, 0x01];
 
 /// Bytes that are no observation.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -43,9 +48,9 @@ pub enum DecodeError {
     },
 }
 
-/// A version of the schema and the header its records begin with.
+/// A version of the schema and the fingerprint its records begin with.
 struct Written {
-    header: Vec<u8>,
+    fingerprint: u64,
     schema: Schema,
 }
 
@@ -53,9 +58,9 @@ struct Written {
 /// encode and decode names, instead of a panic; a test shows that there is none.
 static WRITTEN: LazyLock<Result<Vec<Written>, String>> = LazyLock::new(|| {
     apache_avro::util::max_allocation_bytes(RECORD_BYTES_MAX);
-    let versions = OBSERVATION_HISTORY.iter().map(|text| {
+    let versions = OBSERVATION_HISTORY.iter().zip(FINGERPRINTS).map(|(text, fingerprint)| {
         let schema = Schema::parse_str(text).map_err(|error| error.to_string())?;
-        Ok(Written { header: RabinFingerprintHeader::from_schema(&schema).build_header(), schema })
+        Ok(Written { fingerprint, schema })
     });
     versions.collect()
 });
@@ -132,7 +137,8 @@ pub fn encode(observation: &Observation) -> Result<Vec<u8>, DecodeError> {
         webhook_endpoint_id: observation.webhook_endpoint_id.as_deref().map(Cow::Borrowed),
     };
     let mut bytes = Vec::with_capacity(observation.body.len() + 512);
-    bytes.extend_from_slice(&current.header);
+    bytes.extend_from_slice(&MARKER);
+    bytes.extend_from_slice(&current.fingerprint.to_le_bytes());
     write_avro_datum_ref(&current.schema, &datum, &mut bytes)
         .map_err(|error| DecodeError::Malformed(error.to_string()))?;
     if bytes.len() > RECORD_BYTES_MAX {
@@ -144,13 +150,13 @@ pub fn encode(observation: &Observation) -> Result<Vec<u8>, DecodeError> {
 /// Reads an observation that any release wrote whose schema is in the history.
 pub fn decode(bytes: &[u8]) -> Result<Observation, DecodeError> {
     let malformed = |reason: &str| DecodeError::Malformed(reason.to_owned());
-    let (header, mut datum) =
-        bytes.split_at_checked(HEADER_BYTES).ok_or_else(|| malformed("shorter than a header"))?;
-    let Some(fingerprint) = header.strip_prefix(&[0xc3, 0x01]) else {
-        return Err(malformed("it does not begin with the marker of Avro's single-object encoding"));
+    let Some((fingerprint, mut datum)) =
+        bytes.strip_prefix(&MARKER).and_then(|rest| rest.split_first_chunk())
+    else {
+        return Err(malformed("it does not begin with the header of Avro's single-object encoding"));
     };
-    let Some(version) = written()?.iter().find(|version| version.header == header) else {
-        let fingerprint = fingerprint.iter().rev().fold(0, |sum, byte| (sum << 8) | u64::from(*byte));
+    let fingerprint = u64::from_le_bytes(*fingerprint);
+    let Some(version) = written()?.iter().find(|version| version.fingerprint == fingerprint) else {
         return Err(DecodeError::UnknownSchema { fingerprint });
     };
     let reader = written()?.last().map(|current| &current.schema);
@@ -198,6 +204,7 @@ pub fn decode(bytes: &[u8]) -> Result<Observation, DecodeError> {
 
 #[cfg(test)]
 mod tests {
+    use apache_avro::headers::{HeaderBuilder as _, RabinFingerprintHeader};
     use apache_avro::schema_compatibility::SchemaCompatibility;
     use proptest::prelude::*;
 
@@ -211,7 +218,7 @@ mod tests {
             event_type: "whatsapp.message.updated".to_owned(),
             subject: Subject {
                 tenant: "acme".to_owned(),
-                provider: Provider::YCloud,
+                provider: Provider::ALL[received_at.rem_euclid(3) as usize],
                 kind: "message".to_owned(),
                 id: text.clone(),
             },
@@ -224,7 +231,7 @@ mod tests {
             body_digest: Digest::of(&body),
             body: body.into(),
             content_type: (!text.is_empty()).then(|| text.clone()),
-            webhook_endpoint_id: None,
+            webhook_endpoint_id: (received_at % 3 == 0).then(|| text.clone()),
         }
     }
 
@@ -242,17 +249,64 @@ mod tests {
         }
     }
 
-    /// The bytes of one record, pinned: a change here is a change of what is on disks already.
+    /// Without logical types all implementations agree.
     #[test]
-    fn the_encoding_is_pinned() {
-        let bytes =
-            encode(&observation(b"{}".to_vec(), "e".to_owned(), 1_700_000_000_000_001, Source::Webhook));
-        let bytes = bytes.expect("encodes");
-        assert_eq!(hex::encode(&bytes[..HEADER_BYTES]), PINNED_HEADER);
-        assert_eq!(Digest::of(&bytes).to_string(), PINNED_DIGEST);
+    fn fingerprints_are_those_that_java_computes() {
+        fn without_logical_types(schema: &mut serde_json::Value) {
+            if let serde_json::Value::Object(map) = schema {
+                map.remove("logicalType");
+                map.values_mut().for_each(without_logical_types);
+            } else if let serde_json::Value::Array(items) = schema {
+                items.iter_mut().for_each(without_logical_types);
+            }
+        }
+        for (text, fingerprint) in OBSERVATION_HISTORY.iter().zip(FINGERPRINTS) {
+            let mut schema = serde_json::from_str(text).expect("JSON");
+            without_logical_types(&mut schema);
+            let header = RabinFingerprintHeader::from_schema(&Schema::parse(&schema).expect("a schema"));
+            assert_eq!(header.build_header()[MARKER.len()..], fingerprint.to_le_bytes());
+        }
     }
-    const PINNED_HEADER: &str = "c3019498f389f9bf3a85";
-    const PINNED_DIGEST: &str = "5af989e7c52bcabe5c85d5fe0224fb0a3724a2659dec8b0bc0fbfe87c4f4788a";
+
+    /// One record of every version kept, as it was written then.
+    const RECORDS: [&str; OBSERVATION_HISTORY.len()] = [concat!(
+        "c30186de48aec6c3d0874830313932356264332d303030302d373030302d383030302d30303030303030",
+        "30303030310c79636c6f7564086d61696e0861636d6502653077686174736170702e6d6573736167652e",
+        "757064617465640e6d6573736167650265000080c49fd50c8280f2818389850614656e763a5345435245",
+        "540202650202653f79bb7b435b05321651daefd374cdc681dc06faa65e374e38337b88ca046dea047b7d",
+        "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+    )];
+
+    #[test]
+    fn records_of_every_version_are_read() {
+        let expected = observation(b"{}".to_vec(), "e".to_owned(), 1_700_000_000_000_001, Source::Webhook);
+        for record in RECORDS {
+            assert_eq!(decode(&hex::decode(record).expect("hexadecimal")), Ok(expected.clone()));
+        }
+        let current = hex::encode(encode(&expected).expect("encodes"));
+        assert_eq!(
+            Some(current.as_str()),
+            RECORDS.last().copied(),
+            "what is on disks already stays as it is"
+        );
+    }
+
+    #[test]
+    fn a_record_that_no_reader_would_take_is_not_written() {
+        let written = |bytes| encode(&observation(vec![b' '; bytes], "e".to_owned(), 1, Source::Webhook));
+        assert!(written(RECORD_BYTES_MAX - 1024).is_ok_and(|record| decode(&record).is_ok()));
+        assert!(written(RECORD_BYTES_MAX).is_err());
+    }
+
+    #[test]
+    fn a_body_that_is_not_its_digests_is_malformed() {
+        let mut record =
+            encode(&observation(b"{\"a\":1}".to_vec(), "e".to_owned(), 1, Source::Webhook)).expect("encodes");
+        let at = record.windows(7).position(|bytes| bytes == b"{\"a\":1}").expect("the body stands in it");
+        record[at + 5] = b'2';
+        let reason = "`body_digest` is not the digest of `body`".to_owned();
+        assert_eq!(decode(&record), Err(DecodeError::Malformed(reason)));
+    }
 
     #[test]
     fn what_is_no_observation_is_told_apart() {
@@ -286,6 +340,15 @@ mod tests {
             bytes[at % length] = byte;
             bytes.truncate(cut.max(1));
             drop(decode(&bytes));
+        }
+
+        /// A known header and then anything, as from a length that lies.
+        #[test]
+        fn any_datum_is_answered(datum in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut bytes = encode(&observation(Vec::new(), String::new(), 1, Source::Webhook))?;
+            bytes.truncate(MARKER.len() + size_of::<u64>());
+            bytes.extend(datum);
+            prop_assert!(matches!(decode(&bytes), Err(DecodeError::Malformed(_))));
         }
     }
 }

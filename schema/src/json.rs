@@ -262,9 +262,16 @@ mod tests {
 
     use super::*;
 
+    /// The digest of an object that stands in a body as the field `object`.
     fn digest(text: &str) -> Result<Digest, Unreadable> {
-        let raw: &RawValue = serde_json::from_str(text).expect("JSON");
-        value("sent".to_owned(), raw, &["updateTime"]).map(|value| value.digest)
+        let body = format!("{{\"object\":{text}}}");
+        let object = envelope(body.as_bytes())?.object("object")?;
+        Ok(object.value("sent".to_owned(), &["updateTime"]).digest)
+    }
+
+    /// The digest of any value, as that of an object with this one field.
+    fn digest_of_field(text: &str) -> Result<Digest, Unreadable> {
+        digest(&format!("{{\"a\":{text}}}"))
     }
 
     #[test]
@@ -290,17 +297,17 @@ mod tests {
 
     #[test]
     fn numbers_are_compared_exactly() {
-        assert_eq!(digest("[9007199254740992]"), digest("[9007199254740992.0]"));
-        assert_ne!(digest("[9007199254740992]"), digest("[9007199254740993]"));
-        assert_eq!(digest("[0]"), digest("[-0.00e7]"));
-        assert_ne!(digest("[1e99999999999999999999]"), digest("[1e99999999999999999998]"));
-        assert_ne!(digest("[1]"), digest("[-1]"));
+        assert_eq!(digest_of_field("[9007199254740992]"), digest_of_field("[9007199254740992.0]"));
+        assert_ne!(digest_of_field("[9007199254740992]"), digest_of_field("[9007199254740993]"));
+        assert_eq!(digest_of_field("[0]"), digest_of_field("[-0.00e7]"));
+        assert_ne!(digest_of_field("[1e99999999999999999999]"), digest_of_field("[1e99999999999999999998]"));
+        assert_ne!(digest_of_field("[1]"), digest_of_field("[-1]"));
     }
 
     #[test]
     fn lone_surrogates_are_kept_apart() {
-        assert_ne!(digest(r#"["\ud800"]"#), digest(r#"["\ud801"]"#));
-        assert_eq!(digest(r#"["\ud83d\ude00"]"#), digest("[\"😀\"]"));
+        assert_ne!(digest_of_field(r#"["\ud800"]"#), digest_of_field(r#"["\ud801"]"#));
+        assert_eq!(digest_of_field(r#"["\ud83d\ude00"]"#), digest_of_field("[\"😀\"]"));
         let body = br#"{"id":"e","\ud800":1,"text":"\udfff"}"#;
         let object = envelope(body).expect("an unknown field may hold anything");
         assert_eq!(object.text("id").as_deref(), Some("e"));
@@ -310,6 +317,7 @@ mod tests {
     #[test]
     fn a_key_twice_has_no_one_meaning() {
         assert_eq!(envelope(br#"{"id":1,"\u0069d":2}"#).map(|_| ()), Err(EnvelopeError::DuplicateKey));
+        assert_eq!(envelope(br#"{"\ud800":1,"\uD800":2}"#).map(|_| ()), Err(EnvelopeError::DuplicateKey));
         assert!(digest(r#"{"a":{"b":[{"c":1,"c":1}]}}"#).is_err());
     }
 
@@ -326,6 +334,11 @@ mod tests {
             (b"{} {}".to_vec(), EnvelopeError::InvalidJson),
             (b"{\"a\":}".to_vec(), EnvelopeError::InvalidJson),
             (b"{'a':1}".to_vec(), EnvelopeError::InvalidJson),
+            (b"{\"a\nb\":1}".to_vec(), EnvelopeError::InvalidJson),
+            (b"{\"a\":\"\x00\"}".to_vec(), EnvelopeError::InvalidJson),
+            (b"{\"a\":01}".to_vec(), EnvelopeError::InvalidJson),
+            (b"{\"a\":1,}".to_vec(), EnvelopeError::InvalidJson),
+            (b"{\"a\":NaN}".to_vec(), EnvelopeError::InvalidJson),
             (b"[1]".to_vec(), EnvelopeError::NotAnObject),
             (b"\"x\"".to_vec(), EnvelopeError::NotAnObject),
             (b"null".to_vec(), EnvelopeError::NotAnObject),
@@ -354,13 +367,106 @@ mod tests {
         })
     }
 
+    /// Writes a value another way than serde_json would: fields in another order, white space between,
+    /// characters escaped, numbers moved by powers of ten. `choices` says how; it is never used up.
+    fn respelled(value: &serde_json::Value, choices: &mut impl Iterator<Item = u8>) -> String {
+        let mut choice = |below: u8| choices.next().map_or(0, |byte| byte % below);
+        let space = [" ", "\n", "\t\r", ""][usize::from(choice(4))];
+        let inner = match value {
+            serde_json::Value::Object(map) => {
+                let mut fields: Vec<_> = map.iter().collect();
+                let length = fields.len().max(1);
+                fields.rotate_left(usize::from(choice(8)) % length);
+                let fields = fields.into_iter().map(|(key, value)| {
+                    let key = respelled(&serde_json::Value::from(key.as_str()), choices);
+                    format!("{key}:{}", respelled(value, choices))
+                });
+                format!("{{{space}{}}}", fields.collect::<Vec<_>>().join(","))
+            }
+            serde_json::Value::Array(items) => {
+                let items: Vec<_> = items.iter().map(|item| respelled(item, choices)).collect();
+                format!("[{space}{}]", items.join(","))
+            }
+            serde_json::Value::String(text) => {
+                let mut units = [0; 2];
+                let characters = text.chars().map(|character| match choice(3) {
+                    0 if character >= ' ' && !matches!(character, '"' | '\\') => character.to_string(),
+                    1 => character
+                        .encode_utf16(&mut units)
+                        .iter()
+                        .map(|unit| format!("\\u{unit:04x}"))
+                        .collect(),
+                    _ => character
+                        .encode_utf16(&mut units)
+                        .iter()
+                        .map(|unit| format!("\\u{unit:04X}"))
+                        .collect(),
+                });
+                format!("\"{}\"", characters.collect::<String>())
+            }
+            serde_json::Value::Number(number) => match choice(4) {
+                0 => number.to_string(),
+                1 => format!("{number}.00"),
+                2 => format!("{number}00E-2"),
+                _ => format!("{number}.0e+0"),
+            },
+            serde_json::Value::Bool(_) | serde_json::Value::Null => value.to_string(),
+        };
+        format!("{space}{inner}{space}")
+    }
+
+    /// Changes the leaf (or empty collection) that `countdown` arrives at; false when there are too few.
+    fn change_leaf(value: &mut serde_json::Value, countdown: &mut usize) -> bool {
+        let children: Vec<&mut serde_json::Value> = match value {
+            serde_json::Value::Object(map) => map.values_mut().collect(),
+            serde_json::Value::Array(items) => items.iter_mut().collect(),
+            serde_json::Value::Null
+            | serde_json::Value::Bool(_)
+            | serde_json::Value::Number(_)
+            | serde_json::Value::String(_) => Vec::new(),
+        };
+        if !children.is_empty() {
+            return children.into_iter().any(|child| change_leaf(child, countdown));
+        }
+        if *countdown > 0 {
+            *countdown -= 1;
+            return false;
+        }
+        *value = match &*value {
+            serde_json::Value::Bool(truth) => (!truth).into(),
+            serde_json::Value::Number(number) => number.as_i64().map(|number| number ^ 1).into(),
+            serde_json::Value::String(text) => format!("{text}.").into(),
+            serde_json::Value::Null | serde_json::Value::Array(_) | serde_json::Value::Object(_) => {
+                "was empty".into()
+            }
+        };
+        true
+    }
+
     proptest! {
         #[test]
+        fn no_spelling_changes_the_digest(value in any_json(), choices in prop::collection::vec(any::<u8>(), 1..64)) {
+            let other = respelled(&value, &mut choices.iter().copied().cycle());
+            prop_assert_eq!(digest_of_field(&other)?, digest_of_field(&value.to_string())?, "{}", other);
+        }
+
+        #[test]
+        fn any_changed_leaf_changes_the_digest(value in any_json()) {
+            let digest = digest_of_field(&value.to_string())?;
+            for leaf in 0.. {
+                let mut changed = value.clone();
+                if !change_leaf(&mut changed, &mut leaf.clone()) {
+                    prop_assert!(leaf > 0, "every value has a leaf");
+                    break;
+                }
+                prop_assert_ne!(digest_of_field(&changed.to_string())?, digest, "{}", changed);
+            }
+        }
+
+        #[test]
         fn equal_digests_mean_equal_values(left in any_json(), right in any_json()) {
-            let (left, right) = (serde_json::json!([left]), serde_json::json!([right]));
-            prop_assert_eq!(digest(&left.to_string())? == digest(&right.to_string())?, left == right);
-            let pretty = serde_json::to_string_pretty(&left).expect("writable");
-            prop_assert_eq!(digest(&pretty)?, digest(&left.to_string())?);
+            let same = digest_of_field(&left.to_string())? == digest_of_field(&right.to_string())?;
+            prop_assert_eq!(same, left == right);
         }
 
         #[test]

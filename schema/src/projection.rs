@@ -263,6 +263,28 @@ pub enum AttentionKind {
     Malformed = 4,
 }
 
+impl AttentionKind {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Conflict, Self::Contested, Self::Unordered, Self::Failed, Self::Malformed];
+
+    /// Its name in answers.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Conflict => "conflict",
+            Self::Contested => "contested",
+            Self::Unordered => "unordered",
+            Self::Failed => "failed",
+            Self::Malformed => "malformed",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
+}
+
 /// Something a person should look at.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[expect(missing_docs, reason = "the names are the words of DESIGN §1")]
