@@ -1,73 +1,20 @@
-//! Observations as Avro: single-object encoding (`C3 01`, the schema's CRC-64-AVRO fingerprint in
-//! little-endian, the datum). The `.avsc` files are the source; every version ever written is kept in
-//! `avro/history/` and stays readable. Must never skip what a newer writer wrote, nor trust a length.
+//! Observations as Avro, in single-object encoding. The `.avsc` files are the source. Must never read what
+//! a body's digest does not vouch for.
 
 use std::borrow::Cow;
-use std::sync::LazyLock;
 
-use apache_avro::{
-    Schema, from_avro_datum, from_value, serde_avro_bytes, serde_avro_fixed, write_avro_datum_ref,
-};
+use apache_avro::{serde_avro_bytes, serde_avro_fixed};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 use uuid::Uuid;
 
-use crate::limits::RECORD_BYTES_MAX;
+pub use crate::single_object::DecodeError;
+use crate::single_object::Versions;
 use crate::{Digest, Micros, Observation, Provider, Source, Subject};
 
-/// The current schema of an observation, as text.
-pub const OBSERVATION_SCHEMA: &str = include_str!("../avro/observation.avsc");
-
-/// Every version of the observation's schema that was ever written, oldest first; the last one is
-/// [`OBSERVATION_SCHEMA`].
-pub const OBSERVATION_HISTORY: [&str; 1] = [include_str!("../avro/history/observation.1.avsc")];
-
-/// The CRC-64-AVRO fingerprint of every version's canonical form, in the order of
-/// [`OBSERVATION_HISTORY`]. Written down, not computed: records carry them for ever, and implementations do
-/// not agree on a primitive with a logical type (apache-avro 0.21 keeps `{"type":"long"}`, apache/avro-rs#61;
-/// Java, whom the others follow, writes `"long"`). These are Java's, and a test computes them.
-const FINGERPRINTS: [u64; OBSERVATION_HISTORY.len()] = [0x87d0_c3c6_ae48_de86];
-
-/// What every single-object header begins with; the fingerprint follows in little-endian.
-const MARKER: [u8; 2] = [0xc3, 0x01];
-
-/// Bytes that are no observation.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum DecodeError {
-    /// A schema this build knows, or no schema at all, but not what it promises: poison, to be kept aside.
-    #[error("the record is no observation: {0}")]
-    Malformed(String),
-    /// A schema this build does not know: perhaps a newer writer's good data, never to be skipped.
-    #[error(
-        "the record has a schema this release does not know (fingerprint {fingerprint:016x}); run a release that does"
-    )]
-    UnknownSchema {
-        /// The fingerprint in the record's header.
-        fingerprint: u64,
-    },
-}
-
-/// A version of the schema and the fingerprint its records begin with.
-struct Written {
-    fingerprint: u64,
-    schema: Schema,
-}
-
-/// The versions, oldest first. Kept as a `Result` so that a mistake in an `.avsc` is an error that every
-/// encode and decode names, instead of a panic; a test shows that there is none.
-static WRITTEN: LazyLock<Result<Vec<Written>, String>> = LazyLock::new(|| {
-    apache_avro::util::max_allocation_bytes(RECORD_BYTES_MAX);
-    let versions = OBSERVATION_HISTORY.iter().zip(FINGERPRINTS).map(|(text, fingerprint)| {
-        let schema = Schema::parse_str(text).map_err(|error| error.to_string())?;
-        Ok(Written { fingerprint, schema })
-    });
-    versions.collect()
-});
-
-fn written() -> Result<&'static [Written], DecodeError> {
-    WRITTEN.as_deref().map_err(|error| DecodeError::Malformed(error.clone()))
-}
+/// Every version of the observation's schema that was ever written; the last one is the current.
+pub(crate) static OBSERVATION: Versions =
+    Versions::new(&[(include_str!("../avro/history/observation.1.avsc"), 0x87d0_c3c6_ae48_de86)]);
 
 /// The datum, in the order of the schema's fields. No nullable field comes last: the library reads a
 /// missing end there as null, and a cut record must not pass for a whole one.
@@ -106,11 +53,8 @@ enum Symbol {
 }
 
 /// Writes an observation with the current schema. Fails when the record would have more than
-/// [`RECORD_BYTES_MAX`] bytes, which no reader would take, or if the build's own schema does not fit.
+/// [`crate::limits::RECORD_BYTES_MAX`] bytes, which no reader would take.
 pub fn encode(observation: &Observation) -> Result<Vec<u8>, DecodeError> {
-    let Some(current) = written()?.last() else {
-        return Err(DecodeError::Malformed("there is no schema".to_owned()));
-    };
     let datum = Datum {
         observation_id: observation.id.to_string().into(),
         provider: observation.provider().as_str().into(),
@@ -136,38 +80,13 @@ pub fn encode(observation: &Observation) -> Result<Vec<u8>, DecodeError> {
         content_type: observation.content_type.as_deref().map(Cow::Borrowed),
         webhook_endpoint_id: observation.webhook_endpoint_id.as_deref().map(Cow::Borrowed),
     };
-    let mut bytes = Vec::with_capacity(observation.body.len() + 512);
-    bytes.extend_from_slice(&MARKER);
-    bytes.extend_from_slice(&current.fingerprint.to_le_bytes());
-    write_avro_datum_ref(&current.schema, &datum, &mut bytes)
-        .map_err(|error| DecodeError::Malformed(error.to_string()))?;
-    if bytes.len() > RECORD_BYTES_MAX {
-        return Err(DecodeError::Malformed(format!("it has more than {RECORD_BYTES_MAX} bytes")));
-    }
-    Ok(bytes)
+    OBSERVATION.encode(&datum, observation.body.len() + 512)
 }
 
 /// Reads an observation that any release wrote whose schema is in the history.
 pub fn decode(bytes: &[u8]) -> Result<Observation, DecodeError> {
     let malformed = |reason: &str| DecodeError::Malformed(reason.to_owned());
-    let Some((fingerprint, mut datum)) =
-        bytes.strip_prefix(&MARKER).and_then(|rest| rest.split_first_chunk())
-    else {
-        return Err(malformed("it does not begin with the header of Avro's single-object encoding"));
-    };
-    let fingerprint = u64::from_le_bytes(*fingerprint);
-    let Some(version) = written()?.iter().find(|version| version.fingerprint == fingerprint) else {
-        return Err(DecodeError::UnknownSchema { fingerprint });
-    };
-    let reader = written()?.last().map(|current| &current.schema);
-    // The library's own messages may quote the value, and a body must not get into a reason.
-    let value = from_avro_datum(&version.schema, &mut datum, reader)
-        .map_err(|_| malformed("its datum does not decode under its schema"))?;
-    if !datum.is_empty() {
-        return Err(malformed("bytes follow the datum"));
-    }
-    let datum: Datum<'_> =
-        from_value(&value).map_err(|_| malformed("its datum does not hold the fields of an observation"))?;
+    let datum: Datum<'_> = OBSERVATION.decode(bytes)?;
     let observation = Observation {
         id: Uuid::parse_str(&datum.observation_id).map_err(|_| malformed("`observation_id` is no UUID"))?,
         endpoint: datum.endpoint.into_owned(),
@@ -204,11 +123,11 @@ pub fn decode(bytes: &[u8]) -> Result<Observation, DecodeError> {
 
 #[cfg(test)]
 mod tests {
-    use apache_avro::headers::{HeaderBuilder as _, RabinFingerprintHeader};
-    use apache_avro::schema_compatibility::SchemaCompatibility;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::limits::RECORD_BYTES_MAX;
+    use crate::single_object::MARKER;
 
     fn observation(body: Vec<u8>, text: String, received_at: i64, source: Source) -> Observation {
         Observation {
@@ -235,41 +154,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_current_schema_is_the_last_of_the_history() {
-        assert_eq!(OBSERVATION_HISTORY.last(), Some(&OBSERVATION_SCHEMA));
-    }
-
-    #[test]
-    fn the_current_schema_reads_every_version_kept() {
-        let current = Schema::parse_str(OBSERVATION_SCHEMA).expect("a schema");
-        for version in OBSERVATION_HISTORY {
-            let version = Schema::parse_str(version).expect("a schema");
-            SchemaCompatibility::can_read(&version, &current).expect("backward compatible");
-        }
-    }
-
-    /// Without logical types all implementations agree.
-    #[test]
-    fn fingerprints_are_those_that_java_computes() {
-        fn without_logical_types(schema: &mut serde_json::Value) {
-            if let serde_json::Value::Object(map) = schema {
-                map.remove("logicalType");
-                map.values_mut().for_each(without_logical_types);
-            } else if let serde_json::Value::Array(items) = schema {
-                items.iter_mut().for_each(without_logical_types);
-            }
-        }
-        for (text, fingerprint) in OBSERVATION_HISTORY.iter().zip(FINGERPRINTS) {
-            let mut schema = serde_json::from_str(text).expect("JSON");
-            without_logical_types(&mut schema);
-            let header = RabinFingerprintHeader::from_schema(&Schema::parse(&schema).expect("a schema"));
-            assert_eq!(header.build_header()[MARKER.len()..], fingerprint.to_le_bytes());
-        }
-    }
-
     /// One record of every version kept, as it was written then.
-    const RECORDS: [&str; OBSERVATION_HISTORY.len()] = [concat!(
+    const RECORDS: [&str; 1] = [concat!(
         "c30186de48aec6c3d0874830313932356264332d303030302d373030302d383030302d30303030303030",
         "30303030310c79636c6f7564086d61696e0861636d6502653077686174736170702e6d6573736167652e",
         "757064617465640e6d6573736167650265000080c49fd50c8280f2818389850614656e763a5345435245",

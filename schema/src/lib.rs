@@ -11,8 +11,10 @@ pub mod limits;
 pub mod observation;
 pub mod projection;
 pub mod provider;
+pub mod published;
 pub mod reading;
 pub mod signature;
+mod single_object;
 pub mod subject;
 pub mod timestamp;
 

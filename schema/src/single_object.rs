@@ -1,0 +1,154 @@
+//! Avro single-object encoding: `C3 01`, the schema's CRC-64-AVRO fingerprint in little-endian, the datum.
+//! Every version of a schema that was ever written is kept and stays readable. Must never skip what a
+//! newer writer wrote, nor trust a length.
+
+use std::sync::OnceLock;
+
+use apache_avro::{Schema, from_avro_datum, from_value, write_avro_datum_ref};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+use crate::limits::RECORD_BYTES_MAX;
+
+/// What every single-object header begins with; the fingerprint follows in little-endian.
+pub(crate) const MARKER: [u8; 2] = [0xc3, 0x01];
+
+/// Bytes that are no record of ours.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// A schema this build knows, or no schema at all, but not what it promises: poison, to be kept aside.
+    #[error("the record is malformed: {0}")]
+    Malformed(String),
+    /// A schema this build does not know: perhaps a newer writer's good data, never to be skipped.
+    #[error(
+        "the record has a schema this release does not know (fingerprint {fingerprint:016x}); run a release that does"
+    )]
+    UnknownSchema {
+        /// The fingerprint in the record's header.
+        fingerprint: u64,
+    },
+}
+
+/// One version of a schema: its text, and the fingerprint its records carry for ever.
+///
+/// The fingerprint is written down, not computed, because implementations do not agree on a primitive with
+/// a logical type (apache-avro 0.21 keeps `{"type":"long"}`, apache/avro-rs#61; Java, whom the others
+/// follow, writes `"long"`). These are Java's, and a test computes them.
+pub(crate) type Version = (&'static str, u64);
+
+/// Every version of one schema that was ever written, oldest first.
+pub(crate) struct Versions {
+    pub(crate) history: &'static [Version],
+    /// Kept as a `Result` so that a mistake in an `.avsc` is an error that every encode and decode names,
+    /// instead of a panic; a test shows that there is none.
+    schemas: OnceLock<Result<Vec<Schema>, String>>,
+}
+
+impl Versions {
+    pub(crate) const fn new(history: &'static [Version]) -> Self {
+        Self { history, schemas: OnceLock::new() }
+    }
+
+    fn schemas(&self) -> Result<&[Schema], DecodeError> {
+        let schemas = self.schemas.get_or_init(|| {
+            apache_avro::util::max_allocation_bytes(RECORD_BYTES_MAX);
+            let parsed = self.history.iter().map(|(text, _)| Schema::parse_str(text));
+            parsed.collect::<Result<_, _>>().map_err(|error| error.to_string())
+        });
+        schemas.as_deref().map_err(|error| DecodeError::Malformed(error.clone()))
+    }
+
+    /// Writes a datum, whose fields are in the order of the schema's, with the current version. Fails when
+    /// the record would have more than [`RECORD_BYTES_MAX`] bytes, which no reader would take.
+    pub(crate) fn encode<T: Serialize>(
+        &self,
+        datum: &T,
+        bytes_expected: usize,
+    ) -> Result<Vec<u8>, DecodeError> {
+        let (Some(schema), Some((_, fingerprint))) = (self.schemas()?.last(), self.history.last()) else {
+            return Err(DecodeError::Malformed("there is no schema".to_owned()));
+        };
+        let mut bytes = Vec::with_capacity(bytes_expected);
+        bytes.extend_from_slice(&MARKER);
+        bytes.extend_from_slice(&fingerprint.to_le_bytes());
+        write_avro_datum_ref(schema, datum, &mut bytes)
+            .map_err(|_| DecodeError::Malformed("its fields do not fit its schema".to_owned()))?;
+        if bytes.len() > RECORD_BYTES_MAX {
+            return Err(DecodeError::Malformed(format!("it has more than {RECORD_BYTES_MAX} bytes")));
+        }
+        Ok(bytes)
+    }
+
+    /// Reads a record that any release wrote whose version is in the history.
+    pub(crate) fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, DecodeError> {
+        let malformed = |reason: &str| DecodeError::Malformed(reason.to_owned());
+        let header = bytes.strip_prefix(&MARKER).and_then(|rest| rest.split_first_chunk());
+        let (fingerprint, mut datum) = header
+            .ok_or_else(|| malformed("it does not begin with the header of Avro's single-object encoding"))?;
+        let fingerprint = u64::from_le_bytes(*fingerprint);
+        let mut versions = self.history.iter().zip(self.schemas()?);
+        let Some((_, writer)) = versions.find(|((_, known), _)| *known == fingerprint) else {
+            return Err(DecodeError::UnknownSchema { fingerprint });
+        };
+        let reader = self.schemas()?.last();
+        // The library's own messages may quote the value, and a body must not get into a reason.
+        let value = from_avro_datum(writer, &mut datum, reader)
+            .map_err(|_| malformed("its datum does not decode under its schema"))?;
+        if !datum.is_empty() {
+            return Err(malformed("bytes follow the datum"));
+        }
+        from_value(&value).map_err(|_| malformed("its datum does not hold the fields of its schema"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use apache_avro::headers::{HeaderBuilder as _, RabinFingerprintHeader};
+    use apache_avro::schema_compatibility::SchemaCompatibility;
+
+    use super::*;
+
+    fn all() -> [(&'static str, &'static str, &'static [Version]); 3] {
+        [
+            ("observation", include_str!("../avro/observation.avsc"), crate::avro::OBSERVATION.history),
+            ("projection", include_str!("../avro/projection.avsc"), crate::published::PROJECTION.history),
+            ("fact", include_str!("../avro/fact.avsc"), crate::published::FACT.history),
+        ]
+    }
+
+    #[test]
+    fn the_current_schema_is_the_last_of_its_history_and_reads_all_of_it() {
+        for (name, current, history) in all() {
+            assert_eq!(history.last().map(|(text, _)| *text), Some(current), "{name}");
+            let current = Schema::parse_str(current).expect("a schema");
+            for (version, _) in history {
+                let version = Schema::parse_str(version).expect("a schema");
+                SchemaCompatibility::can_read(&version, &current).expect("backward compatible");
+            }
+        }
+    }
+
+    /// Without logical types all implementations agree.
+    #[test]
+    fn fingerprints_are_those_that_java_computes() {
+        fn without_logical_types(schema: &mut serde_json::Value) {
+            if let serde_json::Value::Object(map) = schema {
+                map.remove("logicalType");
+                map.values_mut().for_each(without_logical_types);
+            } else if let serde_json::Value::Array(items) = schema {
+                items.iter_mut().for_each(without_logical_types);
+            }
+        }
+        for (name, _, history) in all() {
+            for (text, fingerprint) in history {
+                let mut schema = serde_json::from_str(text).expect("JSON");
+                without_logical_types(&mut schema);
+                let header = RabinFingerprintHeader::from_schema(&Schema::parse(&schema).expect("a schema"));
+                let found = header.build_header();
+                let found = u64::from_le_bytes(found[MARKER.len()..].try_into().expect("eight bytes"));
+                assert_eq!(found, *fingerprint, "{name}: {found:#018x}");
+            }
+        }
+    }
+}
