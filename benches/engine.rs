@@ -1,0 +1,249 @@
+//! What the engine's parts cost beside the least they could cost: `verify` beside HMAC-SHA256 alone, a store batch
+//! beside a sled batch of the same bytes. Must never compare figures of two runs: ratios are of one run, one after
+//! the other, and the absolute figures are only of the machine that printed them.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    missing_docs,
+    reason = "a benchmark stops at the first surprise, and prints"
+)]
+
+use std::fs;
+use std::num::NonZeroU32;
+use std::path::Path;
+
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
+use hmac::{Hmac, KeyInit, Mac};
+use journal::Record;
+use journal::disk::{Batch, Disk};
+use projector::derive::{At, SubjectFold, derive};
+use projector::project::project;
+use projector::store::{EPOCH, Store};
+use schema::signature::{Receipt, Secret};
+use schema::{Micros, Observation, Provider, Unverified};
+use serde_json::json;
+use service::ids::{Ids, RandomIds};
+use sha2::Sha256;
+
+const BODY_BYTES: usize = 438;
+const BATCH_RECORDS: u64 = 500;
+const NOW_SECONDS: i64 = 1_780_000_000;
+const NOW: Micros = Micros(NOW_SECONDS * 1_000_000);
+const KEY: &[u8] = b"whsec_0123456789abcdef0123456789abcdef";
+
+/// A figure and what it stands beside.
+const RATIOS: [(&str, &str); 9] = [
+    ("verify/ycloud", "verify/hmac_alone"),
+    ("verify/shoc", "verify/hmac_alone"),
+    ("verify/yutai", "verify/hmac_alone"),
+    ("observe/ycloud", "verify/hmac_alone"),
+    ("observe/shoc", "verify/hmac_alone"),
+    ("observe/yutai", "verify/hmac_alone"),
+    ("derive/fold", "verify/hmac_alone"),
+    ("derive/read_and_fold", "verify/hmac_alone"),
+    ("batch/store", "batch/sled_alone"),
+];
+
+fn main() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("criterion");
+    let mut criterion = Criterion::default().output_directory(&folder).configure_from_args();
+    verify_and_observe(&mut criterion);
+    derive_one(&mut criterion);
+    store_batch(&mut criterion);
+    criterion.final_summary();
+    for (part, least) in RATIOS {
+        if let (Some(part_nanoseconds), Some(least_nanoseconds)) =
+            (median(&folder, part), median(&folder, least))
+        {
+            let ratio = part_nanoseconds / least_nanoseconds;
+            println!("{part:<22} {part_nanoseconds:>12.0} ns  = {ratio:>6.2} x {least}");
+        }
+    }
+}
+
+/// Nanoseconds, as criterion has just measured them; nothing for what the command line left out.
+fn median(folder: &Path, name: &str) -> Option<f64> {
+    let text = fs::read_to_string(folder.join(name).join("new").join("estimates.json")).ok()?;
+    serde_json::from_str::<serde_json::Value>(&text).ok()?["median"]["point_estimate"].as_f64()
+}
+
+/// A body of exactly [`BODY_BYTES`], about one of a hundred subjects.
+fn body(provider: Provider, number: u64) -> Vec<u8> {
+    let text = |padding: usize| {
+        let (event_id, padding) = (format!("event-{number:012}"), "x".repeat(padding));
+        let (subject, minute) = (format!("subject-{:03}", number % 100), number / 60 % 60);
+        let time = format!("2026-03-01T10:{minute:02}:{:02}.000Z", number % 60);
+        let body = match provider {
+            Provider::YCloud => {
+                json!({"id": event_id, "type": "whatsapp.message.updated", "apiVersion": "v2",
+                "createTime": time, "whatsappMessage": {"id": subject, "status": "delivered", "updateTime": time,
+                "from": "+10000000001", "to": "+10000000002", "text": padding}})
+            }
+            Provider::Shoc => {
+                json!({"schema_version": 1, "delivery_id": event_id, "event_type": "work_order.updated",
+                "occurred_at": time, "data": {"work_order_id": subject, "wo_status": "assigned", "updated_at": time,
+                "description": padding}})
+            }
+            Provider::Yutai => {
+                json!({"eventId": event_id, "kind": "tier_changed", "payload": {"credentialId": subject,
+                "asOf": time, "tier": "Tier 2", "previousTier": "Tier 1", "note": padding}})
+            }
+        };
+        body.to_string().into_bytes()
+    };
+    let body = text(BODY_BYTES - text(0).len());
+    assert_eq!(body.len(), BODY_BYTES);
+    body
+}
+
+fn secret() -> Secret {
+    Secret::new("current", KEY.to_vec()).expect("a secret")
+}
+
+/// What the door does before it reads a body: the headers read strictly, the HMAC, the comparison.
+fn verified(provider: Provider, headers: &[&[u8]], body: &[u8], candidates: &[Secret]) -> schema::Verified {
+    let header = provider.contract().parse_signature(headers).expect("well-formed headers");
+    let unverified = Unverified::new(provider, header, body.to_vec().into());
+    unverified.verify(candidates, NOW_SECONDS, 300).expect("a true signature")
+}
+
+fn receipt() -> Receipt {
+    Receipt {
+        observation_id: RandomIds.uuid_v7(NOW),
+        endpoint: "main".to_owned(),
+        tenant: "acme".to_owned(),
+        received_at: NOW,
+        content_type: Some("application/json".to_owned()),
+        webhook_endpoint_id: None,
+    }
+}
+
+fn observation(provider: Provider, number: u64) -> Observation {
+    let body = body(provider, number);
+    let headers = provider.contract().sign(&secret(), NOW_SECONDS, &body);
+    let headers = headers.iter().map(|(_, value)| value.as_bytes()).collect::<Vec<_>>();
+    verified(provider, &headers, &body, &[secret()]).observe(receipt()).expect("a good envelope")
+}
+
+fn verify_and_observe(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("verify");
+    group.throughput(Throughput::Bytes(BODY_BYTES as u64));
+    let (alone, timestamp) = (body(Provider::YCloud, 1), NOW_SECONDS.to_string());
+    group.bench_function("hmac_alone", |bencher| {
+        bencher.iter(|| {
+            let mut mac = Hmac::<Sha256>::new_from_slice(KEY).expect("any length");
+            mac.update(timestamp.as_bytes());
+            mac.update(b".");
+            mac.update(&alone);
+            mac.finalize()
+        });
+    });
+    for provider in Provider::ALL {
+        let (body, candidates) = (body(provider, 1), [secret()]);
+        let headers = provider.contract().sign(&candidates[0], NOW_SECONDS, &body);
+        let headers = headers.iter().map(|(_, value)| value.as_bytes()).collect::<Vec<_>>();
+        group.bench_function(BenchmarkId::from_parameter(provider.as_str()), |bencher| {
+            bencher.iter(|| verified(provider, &headers, &body, &candidates));
+        });
+    }
+    group.finish();
+    // The envelope, the subject, and the two digests that an observation carries.
+    let mut group = criterion.benchmark_group("observe");
+    for provider in Provider::ALL {
+        let (body, candidates) = (body(provider, 1), [secret()]);
+        let headers = provider.contract().sign(&candidates[0], NOW_SECONDS, &body);
+        let headers = headers.iter().map(|(_, value)| value.as_bytes()).collect::<Vec<_>>();
+        group.bench_function(BenchmarkId::from_parameter(provider.as_str()), |bencher| {
+            bencher.iter_batched(
+                || (verified(provider, &headers, &body, &candidates), receipt()),
+                |(verified, receipt)| verified.observe(receipt).expect("a good envelope"),
+                BatchSize::SmallInput,
+            );
+        });
+    }
+    group.finish();
+}
+
+fn derive_one(criterion: &mut Criterion) {
+    let at = |offset| At { offset, epoch: EPOCH, journal_time: NOW };
+    let [earlier, later] = [1, 101].map(|number| observation(Provider::YCloud, number));
+    let [earlier_reading, later_reading] = [&earlier, &later].map(schema::provider::read);
+    let mut known = SubjectFold::new(at(0));
+    derive(&mut known, None, None, &earlier, &earlier_reading, at(0));
+    let mut group = criterion.benchmark_group("derive");
+    group.bench_function("fold", |bencher| {
+        bencher.iter_batched_ref(
+            || known.clone(),
+            |known| derive(known, None, None, &later, &later_reading, at(1)),
+            BatchSize::SmallInput,
+        );
+    });
+    group.bench_function("read_and_fold", |bencher| {
+        bencher.iter_batched_ref(
+            || known.clone(),
+            |known| derive(known, None, None, &later, &schema::provider::read(&later), at(1)),
+            BatchSize::SmallInput,
+        );
+    });
+    group.finish();
+}
+
+/// One batch from records as read to durable and visible, beside what sled needs for the same bytes under a key
+/// each. Both databases grow from batch to batch, as they do in life.
+fn store_batch(criterion: &mut Criterion) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let records = |first: u64| {
+        let record = |offset| {
+            let value =
+                schema::avro::encode(&observation(Provider::YCloud, offset)).expect("it can be written");
+            Record { offset, key: Vec::new().into(), value: value.into() }
+        };
+        (first..first + BATCH_RECORDS).map(record).collect::<Vec<_>>()
+    };
+    let bytes = records(0).iter().map(|record| record.value.len() as u64).sum();
+    let mut group = criterion.benchmark_group("batch");
+    group.throughput(Throughput::Bytes(bytes)).sample_size(30);
+
+    let disk = Disk::open(&folder.path().join("sled")).expect("opens");
+    let tree = disk.tree("records").expect("a tree");
+    let mut first = 0;
+    let mut next = || {
+        first += BATCH_RECORDS;
+        records(first - BATCH_RECORDS)
+    };
+    group.bench_function("sled_alone", |bencher| {
+        bencher.iter_batched(
+            &mut next,
+            |records| {
+                let mut batch = Batch::default();
+                for record in &records {
+                    batch.insert_new(&record.offset.to_be_bytes(), &record.value);
+                }
+                tree.apply(batch).expect("applies");
+                disk.sync().expect("syncs");
+            },
+            BatchSize::PerIteration,
+        );
+    });
+    let store = Store::open(&folder.path().join("store"), NonZeroU32::MIN).expect("opens");
+    let mut first = 0;
+    let mut next = || {
+        first += BATCH_RECORDS;
+        records(first - BATCH_RECORDS)
+    };
+    group.bench_function("store", |bencher| {
+        bencher.iter_batched(
+            &mut next,
+            |records| {
+                let (changes, stop) = project(&store.read(), 0, &records).expect("the store is readable");
+                assert!(stop.is_none(), "{stop:?}");
+                store.commit(0, changes).expect("commits");
+            },
+            BatchSize::PerIteration,
+        );
+    });
+    group.finish();
+}
