@@ -144,10 +144,9 @@ impl Trace {
     fn parse(text: &str) -> Self {
         let mut calls = Vec::<Call>::new();
         for (number, line) in text.lines().enumerate() {
-            let mut words = line.splitn(3, ' ').map(str::trim_start);
-            let (Some(thread), Some(_time), Some(rest)) = (words.next(), words.next(), words.next()) else {
-                continue;
-            };
+            // Short thread ids are padded.
+            let Some((thread, rest)) = line.split_once(' ') else { continue };
+            let Some((_time, rest)) = rest.trim_start().split_once(' ') else { continue };
             if let Some(resumed) = rest.strip_prefix("<... ") {
                 let open =
                     calls.iter_mut().rev().find(|call| call.thread == thread && call.returned.is_none());
@@ -250,6 +249,7 @@ fn checks_of_the_check() -> Vec<Trial> {
     let no_sync = Err("m-1: no successful sync of the journal between its write and its 200");
     let cases = [
         ("a_sync_in_between_passes", GOOD.to_owned(), Ok(())),
+        ("short_thread_ids_are_padded", GOOD.replace("\n7 ", "\n7     ").replace("\n8 ", "\n8     "), Ok(())),
         ("no_sync_fails", changed(fdatasync, "").replace(resumed, ""), no_sync),
         (
             "a_failed_sync_fails",

@@ -8,6 +8,7 @@ pub mod query;
 pub mod run;
 pub mod store;
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use run::{Progress, Runner};
 use store::Store;
 
 /// What the projector is told.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     /// The store's folder.
     pub store: PathBuf,
@@ -41,6 +42,18 @@ impl Config {
     /// The usual bounds for a store's folder.
     pub fn new(store: impl Into<PathBuf>, partitions: NonZeroU32) -> Self {
         Self { store: store.into(), partitions, token: None, batch_records_max: 1_000 }
+    }
+}
+
+/// Shows everything but the token.
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("store", &self.store)
+            .field("partitions", &self.partitions)
+            .field("token", &self.token.as_ref().map(|_| "******"))
+            .field("batch_records_max", &self.batch_records_max)
+            .finish()
     }
 }
 
@@ -69,13 +82,13 @@ pub async fn run(
     let opened = tokio::task::spawn_blocking(move || Store::open(&path, partitions)).await;
     let store = Arc::new(opened.map_err(|error| Error::Thread(error.to_string()))??);
     let progress = Arc::new(Progress::default());
-    let stop = Arc::new(AtomicBool::new(false));
+    let stop = StopOnDrop::default();
     let runner = Runner {
         store: store.clone(),
         progress: progress.clone(),
         consumer,
         batch_records_max: config.batch_records_max,
-        stop: stop.clone(),
+        stop: stop.0.clone(),
     };
     let (ended, mut has_ended) = oneshot::channel();
     let thread = std::thread::Builder::new()
@@ -96,11 +109,21 @@ pub async fn run(
         }
     };
     service::server::serve(listener, router, until).await;
-    stop.store(true, Ordering::Relaxed);
+    drop(stop);
     let joined = tokio::task::spawn_blocking(move || thread.join()).await;
     match joined {
         Ok(Ok(result)) => Ok(result?),
         Ok(Err(_)) => Err(Error::Thread("it panicked".to_owned())),
         Err(error) => Err(Error::Thread(error.to_string())),
+    }
+}
+
+/// Asks the thread to stop, also where [`run`] itself is dropped before its end.
+#[derive(Default)]
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }

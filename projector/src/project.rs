@@ -1,7 +1,7 @@
 //! One batch: records as read, folded in memory, handed to the store as one set of changes. Must never
 //! write anything itself, and never pass over a record it cannot account for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, btree_map};
 
 use journal::Record;
 use schema::avro::DecodeError;
@@ -160,27 +160,30 @@ impl Batch<'_> {
                 _ => reason,
             };
             self.changes.attention.insert(raised.key(kind), Some(raised.record(reason)));
+            metrics::attention(kind);
         }
         if step.subject_changed {
-            self.subject_attention(&key, &raised);
+            self.subject_attention(&key, &raised)?;
         }
         if let (true, Some(id), Some(fact_key)) = (step.fact_changed, fact_id, fact_key) {
-            self.fact_attention(&fact_key, id, &raised);
+            self.fact_attention(&fact_key, id, &raised)?;
         }
         Ok(())
     }
 
     fn load(&mut self, key: &str, at: At) -> Result<&mut Loaded, store::Error> {
-        if !self.subjects.contains_key(key) {
-            let record = self.view.subject(self.partition, key)?.unwrap_or_else(|| SubjectRecord {
-                fold: SubjectFold::new(at),
-                recent: Vec::new(),
-                pages: 0,
-                attention: None,
-            });
-            self.subjects.insert(key.to_owned(), Loaded { record, sealed: HashMap::new() });
+        match self.subjects.entry(key.to_owned()) {
+            btree_map::Entry::Occupied(loaded) => Ok(loaded.into_mut()),
+            btree_map::Entry::Vacant(vacant) => {
+                let record = self.view.subject(self.partition, key)?.unwrap_or_else(|| SubjectRecord {
+                    fold: SubjectFold::new(at),
+                    recent: Vec::new(),
+                    pages: 0,
+                    attention: None,
+                });
+                Ok(vacant.insert(Loaded { record, sealed: HashMap::new() }))
+            }
         }
-        Ok(self.subjects.entry(key.to_owned()).or_insert_with(|| unreachable!("it was inserted above")))
     }
 
     fn load_fact(&mut self, fact_key: &str, at: At) -> Result<(), store::Error> {
@@ -205,9 +208,9 @@ impl Batch<'_> {
     }
 
     /// Opens, rewrites or removes the attention entry that a subject's certainty asks for.
-    fn subject_attention(&mut self, key: &str, raised: &Raised<'_>) {
+    fn subject_attention(&mut self, key: &str, raised: &Raised<'_>) -> Result<(), store::Error> {
         let subject = &raised.observation.subject;
-        let Some(loaded) = self.subjects.get_mut(key) else { return };
+        let Some(loaded) = self.subjects.get_mut(key) else { return Ok(()) };
         let (kind, reason) = match loaded.record.fold.certainty(subject) {
             Certainty::Contested => (Some(AttentionKind::Contested), contested(&loaded.record.fold, subject)),
             Certainty::Unordered => (
@@ -224,11 +227,16 @@ impl Batch<'_> {
             open,
             kind.map(|kind| (kind, reason)),
             raised,
-        );
+        )
     }
 
-    fn fact_attention(&mut self, fact_key: &str, fact_id: &str, raised: &Raised<'_>) {
-        let Some(record) = self.facts.get_mut(fact_key) else { return };
+    fn fact_attention(
+        &mut self,
+        fact_key: &str,
+        fact_id: &str,
+        raised: &Raised<'_>,
+    ) -> Result<(), store::Error> {
+        let Some(record) = self.facts.get_mut(fact_key) else { return Ok(()) };
         let contested = (record.fold.certainty() == Certainty::Contested).then(|| {
             let fact = record.fold.fact(&raised.observation.subject, fact_id);
             let events: Vec<_> = fact.contenders.items.iter().map(|item| item.event_id.as_str()).collect();
@@ -236,13 +244,11 @@ impl Batch<'_> {
                 format!("fact `{fact_id}` was told with different content by events {}", events.join(", "));
             (AttentionKind::Contested, reason)
         });
-        set_attention(&mut self.changes, self.view, self.partition, &mut record.attention, contested, raised);
+        set_attention(&mut self.changes, self.view, self.partition, &mut record.attention, contested, raised)
     }
 
-    /// Bytes that are no observation have no id: one is made of their place, which sorts before all others.
     fn malformed(&mut self, offset: u64, reason: String) {
-        metrics::malformed();
-        let observation = Uuid::from_u128(u128::from(self.partition) << 64 | u128::from(offset));
+        metrics::attention(AttentionKind::Malformed);
         let reason = format!(
             "{}, partition {}, offset {offset}: {reason}",
             journal::Topic::Observations,
@@ -250,7 +256,7 @@ impl Batch<'_> {
         );
         let since = Micros(self.meta.journal_time.0.max(0));
         let record = AttentionRecord { subject: None, event_id: None, reason, since };
-        let key = AttentionKey { observation, kind: AttentionKind::Malformed };
+        let key = AttentionKey::malformed(self.meta.journal_time, self.partition, offset);
         self.changes.attention.insert(key, Some(record));
     }
 
@@ -264,9 +270,11 @@ impl Batch<'_> {
 }
 
 impl Loaded {
-    /// The first entry under an inbox key, as far as memory knows.
+    /// The first entry under an inbox key, as far as memory knows: the one that was new. What came after
+    /// it may be in memory without it.
     fn first_entry(&self, event: Digest) -> Option<&Entry> {
-        self.sealed.get(&event).or_else(|| self.record.recent.iter().find(|entry| entry.event == event))
+        let is_first = |entry: &&Entry| entry.event == event && entry.inbox == Inbox::New;
+        self.sealed.get(&event).or_else(|| self.record.recent.iter().find(is_first))
     }
 }
 
@@ -299,11 +307,13 @@ fn set_attention(
     open: &mut Option<AttentionKey>,
     wanted: Option<(AttentionKind, String)>,
     raised: &Raised<'_>,
-) {
+) -> Result<(), store::Error> {
     match (*open, wanted) {
         (Some(key), Some((kind, reason))) if key.kind == kind => {
-            let pending = changes.attention.get(&key).cloned().flatten();
-            let known = pending.or_else(|| view.attention_record(partition, key).ok().flatten());
+            let known = match changes.attention.get(&key).cloned().flatten() {
+                Some(pending) => Some(pending),
+                None => view.attention_record(partition, key)?,
+            };
             let record = known.unwrap_or_else(|| raised.record(String::new()));
             changes.attention.insert(key, Some(AttentionRecord { reason, ..record }));
         }
@@ -314,24 +324,22 @@ fn set_attention(
             *open = wanted.map(|(kind, reason)| {
                 let key = raised.key(kind);
                 changes.attention.insert(key, Some(raised.record(reason)));
+                metrics::attention(kind);
                 key
             });
         }
     }
+    Ok(())
 }
 
 fn contested(fold: &SubjectFold, subject: &Subject) -> String {
     let state = fold.state(subject);
-    let claims: Vec<_> = state
-        .contenders
-        .items
-        .iter()
-        .map(|item| format!("`{}` by event {}", item.status.as_deref().unwrap_or("?"), item.event_id))
-        .collect();
+    // Events by their ids and no more: status words are content, of any length.
+    let events: Vec<_> = state.contenders.items.iter().map(|item| item.event_id.as_str()).collect();
     let when = match state.as_of {
         Some(time) => format!("at the same provider time {time}"),
         None => "without a provider time".to_owned(),
     };
     let advice = if state.needs_refresh { "; ask the provider for the current state" } else { "" };
-    format!("{} different values {when}: {}{advice}", state.contenders.total, claims.join(", "))
+    format!("{} different values {when}, by events {}{advice}", state.contenders.total, events.join(", "))
 }

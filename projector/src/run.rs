@@ -18,7 +18,11 @@ const POLL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Where every partition of this instance stands; shared with the queries.
 #[derive(Debug, Default)]
-pub struct Progress(Mutex<BTreeMap<u32, Place>>);
+pub struct Progress {
+    places: Mutex<BTreeMap<u32, Place>>,
+    /// Why the journal cannot be read, while it cannot.
+    journal_problem: Mutex<Option<String>>,
+}
 
 /// Where one partition stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +31,9 @@ pub struct Place {
     pub log_end: u64,
     /// The store's next offset.
     pub next_offset: u64,
+    /// The last record that the store knows, until it was seen in the log again: before that, the log may
+    /// be another one.
+    pub to_recognize: Option<u64>,
     /// Why it does not go on, if it does not.
     pub stopped: Option<String>,
 }
@@ -37,13 +44,32 @@ impl Progress {
         self.lock().get(&partition).cloned()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Why the journal cannot be read, while it cannot.
+    pub fn journal_problem(&self) -> Option<String> {
+        lock(&self.journal_problem).clone()
     }
 
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
+        lock(&self.places)
+    }
+
+    fn journal_is(&self, problem: Option<String>) {
+        let mut known = lock(&self.journal_problem);
+        if *known != problem {
+            match &problem {
+                Some(problem) => tracing::error!(problem, "the journal is tried again until it can be read"),
+                None => tracing::info!("the journal can be read again"),
+            }
+            *known = problem;
+        }
+    }
+
+    /// The log goes on from where the store stood, which is now at `next_offset`.
     fn advance(&self, partition: u32, next_offset: u64) {
         if let Some(place) = self.lock().get_mut(&partition) {
             place.next_offset = next_offset;
+            place.to_recognize = None;
+            metrics::progress(partition, next_offset, place.log_end);
         }
     }
 
@@ -54,6 +80,10 @@ impl Progress {
             place.stopped = Some(reason);
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Everything the thread works with.
@@ -74,6 +104,7 @@ impl Runner {
             if let Some(error) = owner.failure {
                 return Err(error);
             }
+            let mut journal_problem = None;
             match polled {
                 Ok(Polled::Records { partition, records }) => {
                     for batch in records.chunks(self.batch_records_max.max(1)) {
@@ -85,16 +116,30 @@ impl Runner {
                     self.progress.stop(partition, error.to_string())
                 }
                 Err(error @ ReadError::Unavailable(_)) => {
-                    tracing::error!(%error, "trying again");
                     std::thread::sleep(POLL_TIMEOUT);
+                    journal_problem = Some(error.to_string());
                 }
             }
+            self.progress.journal_is(journal_problem);
         }
         Ok(())
     }
 
     fn batch(&self, partition: u32, records: &[Record]) -> Result<(), store::Error> {
-        if self.progress.of(partition).is_none_or(|place| place.stopped.is_some()) {
+        let Some(place) = self.progress.of(partition).filter(|place| place.stopped.is_none()) else {
+            return Ok(());
+        };
+        // The record read last comes first; that it is the same one, `project` sees.
+        if let (Some(wanted), Some(first)) = (place.to_recognize, records.first())
+            && first.offset != wanted
+        {
+            let found = first.offset;
+            self.progress.stop(
+                partition,
+                format!(
+                    "the log was rewritten: offset {wanted}, which the store had read, is gone, and {found} comes next; the store must be deleted and derived anew"
+                ),
+            );
             return Ok(());
         }
         let started = Instant::now();
@@ -103,10 +148,9 @@ impl Runner {
         // A poll after a restart brings the last known record once more, and may bring nothing else.
         if !changes.observations.is_empty() {
             self.store.commit(partition, changes)?;
-            self.progress.advance(partition, next_offset);
-            let seconds = started.elapsed().as_secs_f64();
-            metrics::batch(partition, records.len(), seconds, next_offset, self.store.size_bytes()?);
+            metrics::batch(records.len(), started.elapsed().as_secs_f64(), self.store.size_bytes()?);
         }
+        self.progress.advance(partition, next_offset);
         if let Some(reason) = stop {
             self.progress.stop(partition, reason.to_string());
         }
@@ -133,7 +177,10 @@ impl PartitionOwner for Owner<'_> {
             }
         };
         let next_offset = meta.next_offset;
-        self.progress.lock().insert(partition, Place { log_end, next_offset, stopped: None });
+        // Read once more, to see that the log is still the same one; unless it begins after it by now.
+        let to_recognize = meta.last_observation.map(|(offset, _)| offset).filter(|last| *last >= log_start);
+        self.progress.lock().insert(partition, Place { log_end, next_offset, to_recognize, stopped: None });
+        metrics::progress(partition, next_offset, log_end);
         if next_offset > log_end {
             let reason = format!(
                 "the store has read up to offset {next_offset}, but the log ends at {log_end}: the log was cut or is another one; delete the store to derive it anew from this log"
@@ -148,8 +195,7 @@ impl PartitionOwner for Owner<'_> {
             self.progress.stop(partition, reason.clone());
             return Err(reason);
         }
-        // The record read last is read once more, to see that the log is still the same one.
-        Ok(meta.last_observation.map_or(next_offset, |(offset, _)| offset.max(log_start)))
+        Ok(to_recognize.unwrap_or(next_offset))
     }
 
     fn revoked(&mut self, partition: u32) {

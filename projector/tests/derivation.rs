@@ -12,7 +12,7 @@ mod support;
 
 use std::path::Path;
 
-use projector::derive::Step;
+use projector::derive::{Step, reason};
 use schema::projection::{Inbox, Outcome};
 use schema::{Observation, Provider, Subject};
 use serde_json::{Value as Json, json};
@@ -354,5 +354,53 @@ fn a_version_rises_with_the_state_and_with_nothing_else() {
     assert_eq!(
         versions,
         [(true, 0, 1), (false, 0, 2), (false, 0, 3), (true, 3, 4), (false, 3, 5), (true, 5, 6)]
+    );
+}
+
+#[test]
+fn a_facts_version_rises_with_what_is_published_of_it() {
+    let mut story = Story::new();
+    let changed: Vec<_> = [
+        comment("d1", "7", "c1", "hello"),
+        comment("d2", "7", "c1", "hello"),
+        comment("d3", "7", "c1", "goodbye"),
+        comment("d3", "7", "c1", "goodbye"),
+        comment("d4", "7", "c1", "later"),
+    ]
+    .iter()
+    .map(|body| {
+        let step = story.step(Provider::Shoc, body);
+        let version = story.world.facts[&(story.subject(), "c1".to_owned())].version();
+        (step.subject_changed, step.fact_changed, version.offset)
+    })
+    .collect();
+    assert_eq!(
+        changed,
+        [(true, true, 0), (false, false, 0), (false, true, 2), (false, false, 2), (false, true, 4)]
+    );
+}
+
+#[test]
+fn reasons_say_what_outcomes_do_not() {
+    let mut story = Story::new();
+    let mut reason_of = |provider, body: &Json| {
+        let step = story.step(provider, body);
+        let observation = story.last.as_ref().expect("just taken");
+        reason(&step.entry, &schema::provider::read(observation))
+    };
+    let sent = message("e1", "m", "sent", Some("2026-01-01T00:00:00Z"));
+    assert_eq!(reason_of(Provider::YCloud, &sent), None);
+    assert_eq!(reason_of(Provider::YCloud, &sent), None, "a plain duplicate says it all");
+    assert_eq!(
+        reason_of(Provider::YCloud, &message("e1", "m", "read", None)).as_deref(),
+        Some("its event id came before with another body; this one is kept aside")
+    );
+    let unreadable =
+        json!({"id": "e2", "type": "whatsapp.message.updated", "whatsappMessage": {"status": "sent"}});
+    assert_eq!(reason_of(Provider::YCloud, &unreadable).as_deref(), Some("`whatsappMessage.id` is missing"));
+    assert_eq!(reason_of(Provider::Shoc, &work_order("d1", "7", "new", None, false)), None);
+    assert_eq!(
+        reason_of(Provider::Shoc, &work_order("d1", "7", "new", None, true)).as_deref(),
+        Some("one of the copies is an operator replay; their bodies differ")
     );
 }

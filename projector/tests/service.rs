@@ -8,9 +8,9 @@
     reason = "a test stops at the first surprise"
 )]
 
+mod http;
 mod support;
 
-use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::{Answer, request};
 use journal::embedded::{self, EmbeddedJournal};
 use journal::{Appender, NewRecord, Topic};
 use projector::Config;
@@ -30,51 +31,6 @@ use support::{World, comment, message, observe, work_order, yutai};
 use tokio::sync::oneshot;
 
 const PARTITIONS: NonZeroU32 = NonZeroU32::new(4).unwrap();
-
-/// An answer: status, headers in lower case, body.
-struct Answer {
-    status: u16,
-    headers: Vec<(String, String)>,
-    body: String,
-}
-
-impl Answer {
-    fn json(&self) -> Json {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
-    }
-
-    fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
-    }
-
-    fn code(&self) -> (u16, String) {
-        let body = self.json();
-        assert_eq!(self.header("content-type"), Some("application/problem+json"));
-        assert_eq!(body["status"], self.status);
-        assert_eq!(body["type"], format!("urn:witness:problem:{}", body["code"].as_str().expect("a code")));
-        assert_eq!(
-            body["instance"],
-            format!("urn:uuid:{}", self.header("x-request-id").expect("a request id"))
-        );
-        (self.status, body["code"].as_str().expect("a code").to_owned())
-    }
-}
-
-fn request(address: SocketAddr, method: &str, path: &str, headers: &str) -> Answer {
-    let mut stream = std::net::TcpStream::connect(address).expect("connects");
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}\r\n")
-        .expect("sends");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("receives");
-    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
-    let mut lines = head.lines();
-    let status =
-        lines.next().and_then(|line| line.split(' ').nth(1)).expect("a status").parse().expect("a number");
-    let headers = lines
-        .filter_map(|line| line.split_once(": "))
-        .map(|(name, value)| (name.to_lowercase(), value.to_owned()));
-    Answer { status, headers: headers.collect(), body: body.to_owned() }
-}
 
 /// A journal and a projector on it, in folders that outlive both.
 struct Running {

@@ -15,7 +15,7 @@ from pathlib import Path
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from queries import Queries, Unavailable
-from records import Malformed, Schemas, fingerprint_bytes, fingerprints_in_rust, json_line
+from records import Malformed, Schemas, json_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ def arguments():
     parser.add_argument("--registry", metavar="URL", help="for records in the Confluent wire format")
     parser.add_argument("--schemas", default=REPOSITORY / "schema/avro", metavar="FOLDER")
     parser.add_argument("--check", metavar="URL", help="of the queries; $WITNESS_QUERY_TOKEN is the bearer token")
-    parser.add_argument("--within", type=float, default=30, metavar="SECONDS", help="that --check waits for what is on its way")
+    parser.add_argument("--patience", type=float, default=30, metavar="SECONDS", help="to wait for what is on its way")
     parser.add_argument("--quiet", action="store_true", help="print no records")
     return parser.parse_args()
 
@@ -60,15 +60,22 @@ class Topic:
         self.consumer.assign([TopicPartition(options.topic, number, OFFSET_BEGINNING) for number in topic.partitions])
         self.at_end = set()
 
-    def read_to_end(self, deadline):
-        """Reads until every partition's end, as far as transactions are decided. Without new records it ends at the deadline."""
-        while len(self.at_end) < self.partitions and time.monotonic() < deadline:
-            self.poll()
+    def read_to_end(self, patience):
+        """Reads until every partition's end, as far as transactions are decided. False where nothing more comes for
+        `patience` seconds before that."""
+        heard = time.monotonic()
+        while len(self.at_end) < self.partitions:
+            if self.poll():
+                heard = time.monotonic()
+            elif time.monotonic() - heard > patience:
+                return False
+        return True
 
     def poll(self):
+        """Whether a record or a partition's end came."""
         message = self.consumer.poll(0.5)
         if message is None:
-            return
+            return False
         if message.error() is None:
             self.at_end.discard(message.partition())
             self.take(message)
@@ -76,6 +83,7 @@ class Topic:
             self.at_end.add(message.partition())
         elif message.error().fatal() or not message.error().retriable():
             raise KafkaException(message.error())
+        return True
 
     def take(self, message):
         self.count += 1
@@ -99,52 +107,37 @@ class Topic:
             print(json_line(record, key, message.partition(), message.offset()))
 
 
-def check(topic, queries, deadline):
-    """The differences between topic and queries that are still there at the deadline, as lines of text."""
+def check(topic, queries, patience):
+    """What topic and queries say differently after `patience` seconds, as lines of text."""
+    deadline = time.monotonic() + patience
     unequal = dict(topic.newest)
     while True:
         queries.forget()
         differences = {key: queries.differences(record) for key, (record, _) in unequal.items()}
+        unequal = {key: topic.newest[key] for key, found in differences.items() if found}
         listed = queries.subjects()
         unpublished = (listed or set()) - topic.newest.keys()
-        unequal = {key: topic.newest[key] for key, found in differences.items() if found}
-        if not unequal and not unpublished or time.monotonic() >= deadline:
+        if not (unequal or unpublished) or time.monotonic() >= deadline:
             break
-        # Something is still on its way from the store to the topic, or between two answers.
-        known = dict(topic.newest)
+        # Something is still on its way from the store to the topic.
+        before = dict(topic.newest)
         topic.poll()
-        unequal |= {key: new for key, new in topic.newest.items() if known.get(key) != new}
+        topic.read_to_end(patience)
+        unequal |= {key: new for key, new in topic.newest.items() if before.get(key) != new}
     if listed is None:
-        print("no instance can list all subjects: subjects without any record were not looked for", file=sys.stderr)
+        print("no instance lists all subjects: none was looked for that has no record", file=sys.stderr)
     lines = [f"{key}: {line}" for key in unequal for line in differences[key]]
     return lines + [f"{key}: is answered and was never published" for key in sorted(unpublished)]
 
 
-def check_fingerprints(folder):
-    """Whether fastavro computes, for each .avsc that Witness writes with, the fingerprint in Witness's source."""
-    import json
-
-    rust = fingerprints_in_rust(REPOSITORY / "schema/src")
-    computed = {file.name: fingerprint_bytes(json.loads(file.read_text())) for file in Path(folder, "history").glob("*.avsc")}
-    return [
-        f"{name}: Witness writes {rust.get(name, b'').hex() or 'none'}, fastavro computes {computed.get(name, b'').hex() or 'none'}"
-        for name in sorted(rust.keys() | computed.keys())
-        if rust.get(name) != computed.get(name)
-    ]
-
-
 def main():
     options = arguments()
-    deadline = time.monotonic() + options.within
-    problems = check_fingerprints(options.schemas)
     topic = Topic(options)
-    topic.read_to_end(deadline)
-    if len(topic.at_end) < topic.partitions:
-        problems.append("the end of the topic was not reached in time; give it more with --within")
-    elif options.check:
+    is_complete = topic.read_to_end(options.patience)
+    problems = topic.problems if is_complete else [*topic.problems, "the topic's end was not reached"]
+    if options.check and is_complete:
         queries = Queries(options.check, os.environ.get("WITNESS_QUERY_TOKEN"))
-        problems += check(topic, queries, deadline)
-    problems += topic.problems
+        problems = problems + check(topic, queries, options.patience)
     for problem in problems:
         print(f"read_projections: {problem}", file=sys.stderr)
     checked = f", compared with {options.check}" if options.check else ""

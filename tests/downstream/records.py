@@ -7,7 +7,6 @@ Witness, nor skip bytes that it cannot account for.
 
 import io
 import json
-import re
 import urllib.request
 from collections import namedtuple
 from datetime import datetime, timedelta, timezone
@@ -127,13 +126,3 @@ def json_line(record, key, partition, offset):
             items = [dict(item, as_of=time_text(item["as_of"])) for item in data[evidence]["items"]]
             data[evidence] = dict(data[evidence], items=items)
     return json.dumps({"key": key, "partition": partition, "offset": offset, "record": record.kind, **data})
-
-
-def fingerprints_in_rust(source_folder):
-    """The fingerprints that stand in Witness's source, as {file name: bytes in the wire's order}."""
-    pattern = re.compile(r'include_str!\("\.\./avro/history/([\w.]+)"\),\s*0x([0-9a-f_]+)')
-    found = {}
-    for file in sorted(Path(source_folder).glob("*.rs")):
-        for name, digits in pattern.findall(file.read_text()):
-            found[name] = int(digits.replace("_", ""), 16).to_bytes(8, "little")
-    return found

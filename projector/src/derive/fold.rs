@@ -109,8 +109,11 @@ impl StateFold {
 }
 
 /// Distinct values that compete. Each is represented by the reading with the least body digest, so that
-/// arrival plays no part; the first [`EVIDENCE_SHOWN_MAX`] (and the last in the journal's order) carry
-/// what an answer shows of them, the others only their digests.
+/// arrival plays no part; the first [`EVIDENCE_SHOWN_MAX`] by that digest (and the last in the journal's
+/// order) carry what an answer shows of them, the others only their digests. A value can only move back
+/// among the others, or forward by a reading that brings what is shown: so the first are always whole.
+/// (Of more SHOC ties than are shown, a winner from behind the first is represented by the reading that
+/// made it win.)
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct ValueSet {
     /// Sorted by body digest.
@@ -190,6 +193,12 @@ impl ValueSet {
         } else {
             Outcome::Contested
         };
+        // A settled fact does not name its evidence, so another reading in the same words changes nothing.
+        let in_the_same_words = self.only().is_some_and(|only| {
+            let shown = only.shown.as_ref();
+            only.value == reading.value.digest
+                && shown.is_some_and(|shown| shown.json == reading.value.json && shown.as_of == reading.as_of)
+        });
         let place_plays_no_part = 0;
         let candidate = Candidate::new(
             &reading.value,
@@ -198,7 +207,7 @@ impl ValueSet {
             observation,
             place_plays_no_part,
         );
-        (outcome, self.add(candidate))
+        (outcome, self.add(candidate) && !in_the_same_words)
     }
 
     pub(super) fn only(&self) -> Option<&Candidate> {
@@ -208,7 +217,7 @@ impl ValueSet {
         }
     }
 
-    /// All values, and the first of them sorted by (as of, body digest).
+    /// How many values there are, and the first by body digest, sorted by (as of, body digest).
     pub(super) fn evidence(&self) -> EvidenceList {
         let first = self.candidates.iter().take(EVIDENCE_SHOWN_MAX);
         let mut items: Vec<Evidence> = first.filter_map(Candidate::evidence).collect();

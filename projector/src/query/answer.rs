@@ -5,15 +5,17 @@ use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use percent_encoding::percent_decode_str;
-use schema::projection::{Fact, HistoryEntry, Page, Projection};
+use schema::projection::{HistoryEntry, Page, Projection};
 use schema::{Micros, Observation, Reading, Subject, Unreadable};
+use serde_json::value::RawValue;
 use service::problem::Problem;
 
-use super::Source;
-use super::parameters::cursor;
+use super::page::{List, page};
+use super::parameters::Parameters;
+use super::{Source, internal};
 use crate::derive::{self, Entry};
+use crate::store::View;
 use crate::store::keys::SubjectRecord;
-use crate::store::{self, View};
 
 /// The current projection, and the offset it is derived up to.
 pub(super) fn projection(
@@ -31,26 +33,26 @@ pub(super) fn history(
     source: &Source,
     partition: u32,
     subject: &Subject,
-    after: Option<u64>,
-    limit: usize,
-    body: bool,
-) -> Result<(Page<HistoryEntry>, u64), Problem> {
-    let view = source.store.read();
-    let record = known(&view, partition, subject)?;
-    let mut entries = view.entries(partition, &subject.key(), &record, after, limit + 1)?;
-    let next = next_cursor(&mut entries, limit, |entry| entry.offset.to_be_bytes().to_vec());
-    let offsets: Vec<u64> = entries.iter().map(|entry| entry.offset).collect();
-    let observations = view.observations(partition, &offsets)?;
+    parameters: &Parameters,
+) -> Result<(Page<Box<RawValue>>, u64), Problem> {
+    let (limit, body) = (parameters.limit()?, parameters.boolean("body")?);
+    let after = parameters.after(List::History, |place| place.try_into().ok().map(u64::from_be_bytes))?;
+    let (entries, offset) = {
+        let view = source.store.read();
+        let record = known(&view, partition, subject)?;
+        let entries = view.entries(partition, &subject.key(), &record, after, limit + 1)?;
+        (entries, view.meta(partition)?.next_offset)
+    };
+    // Unpacking blocks is the long part, and needs no view: no batch waits for it.
+    let mut observations = source.store.observations(partition)?;
     let items = entries.iter().map(|entry| {
-        let bytes = observations.get(&entry.offset).map(Vec::as_slice).unwrap_or_default();
-        let observation = schema::avro::decode(bytes).map_err(|error| {
+        let observation = schema::avro::decode(observations.at(entry.offset)?).map_err(|error| {
             tracing::error!(partition, offset = entry.offset, %error, "a kept observation cannot be read");
-            super::internal()
+            internal()
         })?;
-        Ok(history_entry(entry, &observation, partition, body))
+        Ok((entry.offset.to_be_bytes().to_vec(), history_entry(entry, &observation, partition, body)))
     });
-    let items = items.collect::<Result<_, Problem>>()?;
-    Ok((Page { items, next }, view.meta(partition)?.next_offset))
+    Ok((page(List::History, limit, items)?, offset))
 }
 
 /// A page of the facts, in order of their keys.
@@ -58,33 +60,20 @@ pub(super) fn facts(
     source: &Source,
     partition: u32,
     subject: &Subject,
-    after: Option<String>,
-    limit: usize,
-) -> Result<(Page<Fact>, u64), Problem> {
+    parameters: &Parameters,
+) -> Result<(Page<Box<RawValue>>, u64), Problem> {
+    let key = subject.key();
+    let is_of_subject = |fact: &str| fact.strip_prefix(&key).is_some_and(|rest| rest.starts_with('/'));
+    let after = parameters.after_text(List::Facts, is_of_subject)?;
     let view = source.store.read();
     known(&view, partition, subject)?;
-    let key = subject.key();
-    let records = view.facts(partition, &key, after.as_deref())?;
-    let mut records = records.take(limit + 1).collect::<Result<Vec<_>, store::Error>>()?;
-    let next = next_cursor(&mut records, limit, |(key, _)| key.as_bytes().to_vec());
-    let items = records.iter().map(|(fact_key, record)| {
+    let facts = view.facts(partition, &key, after.as_deref())?.map(|item| {
+        let (fact_key, record) = item?;
         let encoded = fact_key.rsplit('/').next().unwrap_or_default();
-        let fact_id = percent_decode_str(encoded).decode_utf8_lossy();
-        record.fold.fact(subject, &fact_id)
+        let fact = record.fold.fact(subject, &percent_decode_str(encoded).decode_utf8_lossy());
+        Ok((fact_key.into_bytes(), fact))
     });
-    let items = items.collect();
-    Ok((Page { items, next }, view.meta(partition)?.next_offset))
-}
-
-/// Cuts a page that was read one item too far, and answers the cursor of its last item if there is more.
-pub(super) fn next_cursor<T>(
-    items: &mut Vec<T>,
-    limit: usize,
-    place: impl Fn(&T) -> Vec<u8>,
-) -> Option<String> {
-    let more = items.len() > limit;
-    items.truncate(limit);
-    items.last().filter(|_| more).map(|last| cursor(&place(last)))
+    Ok((page(List::Facts, parameters.limit()?, facts)?, view.meta(partition)?.next_offset))
 }
 
 fn known(view: &View<'_>, partition: u32, subject: &Subject) -> Result<SubjectRecord, Problem> {

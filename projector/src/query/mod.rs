@@ -3,6 +3,7 @@
 
 mod answer;
 mod list;
+mod page;
 mod parameters;
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use serde::Serialize;
 use service::problem::{Problem, RequestIds};
 use service::server;
 use subtle::ConstantTimeEq;
+use tokio::sync::Semaphore;
 
 use crate::run::Progress;
 use crate::store::{self, Store};
@@ -33,11 +35,15 @@ const OFFSET: HeaderName = HeaderName::from_static("witness-offset");
 /// Seconds a caller is asked to wait for a partition that is still replaying.
 const REPLAYING_RETRY_SECONDS: u64 = 1;
 
+/// Queries that are answered at the same time; more wait. Each can hold a page of some megabytes.
+const QUERIES_AT_ONCE_MAX: usize = 32;
+
 /// What the handlers answer from.
 #[derive(Clone)]
 pub(crate) struct Source {
     store: Arc<Store>,
     progress: Arc<Progress>,
+    turns: Arc<Semaphore>,
 }
 
 type RawParameters = Query<Vec<(String, String)>>;
@@ -51,7 +57,7 @@ pub(crate) fn router(
     ids: RequestIds,
     metrics: PrometheusHandle,
 ) -> Router {
-    let source = Source { store, progress };
+    let source = Source { store, progress, turns: Arc::new(Semaphore::new(QUERIES_AT_ONCE_MAX)) };
     let queries = Router::new()
         .route("/v1/subjects", get(subjects))
         .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}", get(subject))
@@ -65,8 +71,10 @@ pub(crate) fn router(
 
 /// Lets a request pass that carries the token, where there is one.
 async fn authorize(State(token): State<Option<Arc<str>>>, request: Request, next: Next) -> Response {
-    let given =
-        request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let given = request.headers().get(AUTHORIZATION).and_then(|value| {
+        let (scheme, token) = value.as_bytes().split_at_checked("Bearer ".len())?;
+        scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
+    });
     let passes = match (&token, given) {
         (None, _) => true,
         (Some(token), Some(given)) => token.as_bytes().ct_eq(given).into(),
@@ -82,8 +90,8 @@ async fn authorize(State(token): State<Option<Arc<str>>>, request: Request, next
 
 async fn ready(State(source): State<Source>) -> Response {
     let partitions = 0..source.store.partitions();
-    let problems: Vec<String> =
-        partitions.filter_map(|partition| source.usable(partition).err()?.detail).collect();
+    let partitions = partitions.filter_map(|partition| source.usable(partition).err()?.detail);
+    let problems: Vec<String> = source.progress.journal_problem().into_iter().chain(partitions).collect();
     server::readiness(&problems)
 }
 
@@ -96,32 +104,25 @@ async fn subject(State(source): State<Source>, path: SubjectPath, query: RawPara
 
 async fn history(State(source): State<Source>, path: SubjectPath, query: RawParameters) -> Response {
     let allowed = &["after", "limit", "body"];
-    about_subject(source, path, query, allowed, |source, partition, subject, parameters| {
-        let body = parameters.boolean("body")?;
-        answer::history(source, partition, subject, parameters.after_offset()?, parameters.limit()?, body)
-    })
-    .await
+    about_subject(source, path, query, allowed, answer::history).await
 }
 
 async fn facts(State(source): State<Source>, path: SubjectPath, query: RawParameters) -> Response {
-    about_subject(source, path, query, &["after", "limit"], |source, partition, subject, parameters| {
-        answer::facts(source, partition, subject, parameters.after_text()?, parameters.limit()?)
-    })
-    .await
+    about_subject(source, path, query, &["after", "limit"], answer::facts).await
 }
 
 async fn subjects(State(source): State<Source>, query: RawParameters) -> Response {
-    answered(query, &["tenant", "provider", "kind", "after", "limit"], move |parameters| {
+    answered(source, query, &["tenant", "provider", "kind", "after", "limit"], |source, parameters| {
         source.all_usable()?;
-        Ok(json(&list::subjects(&source, &parameters)?))
+        Ok(json(&list::subjects(source, parameters)?))
     })
     .await
 }
 
 async fn attention(State(source): State<Source>, query: RawParameters) -> Response {
-    answered(query, &["kind", "after", "limit"], move |parameters| {
+    answered(source, query, &["kind", "after", "limit"], |source, parameters| {
         source.all_usable()?;
-        Ok(json(&list::attention(&source, &parameters)?))
+        Ok(json(&list::attention(source, parameters)?))
     })
     .await
 }
@@ -134,11 +135,11 @@ async fn about_subject<T: Serialize + 'static>(
     allowed: &'static [&'static str],
     answer: impl FnOnce(&Source, u32, &Subject, &Parameters) -> Result<(T, u64), Problem> + Send + 'static,
 ) -> Response {
-    answered(query, allowed, move |parameters| {
+    answered(source, query, allowed, move |source, parameters| {
         let subject = subject_of(path)?;
         let partition = subject.partition(source.partitions());
         source.usable(partition)?;
-        let (value, offset) = answer(&source, partition, &subject, &parameters)?;
+        let (value, offset) = answer(source, partition, &subject, parameters)?;
         let mut response = json(&value);
         response.headers_mut().insert(PARTITION, HeaderValue::from(partition));
         response.headers_mut().insert(OFFSET, HeaderValue::from(offset));
@@ -149,15 +150,23 @@ async fn about_subject<T: Serialize + 'static>(
 
 /// Checks the parameters and runs a query where blocking is allowed.
 async fn answered(
+    source: Source,
     Query(raw): RawParameters,
     allowed: &'static [&'static str],
-    answer: impl FnOnce(Parameters) -> Result<Response, Problem> + Send + 'static,
+    answer: impl FnOnce(&Source, &Parameters) -> Result<Response, Problem> + Send + 'static,
 ) -> Response {
     let parameters = match Parameters::read(raw, allowed) {
         Ok(parameters) => parameters,
         Err(problem) => return problem.into_response(),
     };
-    match tokio::task::spawn_blocking(move || answer(parameters)).await {
+    // The semaphore is never closed. The turn ends with the query, also where nobody waits for it any more.
+    let turn = source.turns.clone().acquire_owned().await;
+    let answered = tokio::task::spawn_blocking(move || {
+        let answered = answer(&source, &parameters);
+        drop(turn);
+        answered
+    });
+    match answered.await {
         Ok(Ok(response)) => response,
         Ok(Err(problem)) => problem.into_response(),
         Err(error) => {
@@ -204,7 +213,7 @@ impl Source {
                     "The partition is stopped and needs an operator",
                     format!("partition {partition}: {reason}"),
                 ),
-                None if place.next_offset < place.log_end => unavailable(
+                None if place.to_recognize.is_some() || place.next_offset < place.log_end => unavailable(
                     "not_caught_up",
                     "The log is still being replayed",
                     format!("partition {partition} is at offset {} of {}", place.next_offset, place.log_end),
@@ -235,9 +244,11 @@ fn internal() -> Problem {
 fn json(value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(bytes) => ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], bytes).into_response(),
-        Err(error) => {
-            tracing::error!(%error, "an answer could not be written");
-            internal().into_response()
-        }
+        Err(error) => unwritable(&error).into_response(),
     }
+}
+
+fn unwritable(error: &serde_json::Error) -> Problem {
+    tracing::error!(%error, "an answer could not be written");
+    internal()
 }

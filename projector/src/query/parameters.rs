@@ -1,11 +1,10 @@
-//! Query parameters: which there are, what they may be, and cursors. Must never ignore a parameter that
-//! it does not know.
+//! Query parameters: which there are, and what they may be. Must never ignore a parameter that it does
+//! not know.
 
 use axum::http::StatusCode;
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use service::problem::Problem;
-use uuid::Uuid;
+
+use super::page::List;
 
 /// Items a page has unless asked otherwise.
 const LIMIT_DEFAULT: usize = 50;
@@ -64,35 +63,27 @@ impl Parameters {
         }
     }
 
-    /// The cursor, as what [`cursor`] was given.
-    pub(super) fn after<T>(&self, read: impl FnOnce(Vec<u8>) -> Option<T>) -> Result<Option<T>, Problem> {
+    /// The place that a cursor of `list` names, as `read` reads it.
+    pub(super) fn after<T>(
+        &self,
+        list: List,
+        read: impl FnOnce(Vec<u8>) -> Option<T>,
+    ) -> Result<Option<T>, Problem> {
         let Some(text) = self.text("after") else { return Ok(None) };
-        let value = URL_SAFE_NO_PAD.decode(text).ok().and_then(read);
-        value
+        let place = list.place(text).and_then(read);
+        place
             .map(Some)
             .ok_or_else(|| invalid("`after`", "must be the `next` of an earlier page of this list"))
     }
 
-    pub(super) fn after_text(&self) -> Result<Option<String>, Problem> {
-        self.after(|bytes| String::from_utf8(bytes).ok())
+    /// The place where it is a text.
+    pub(super) fn after_text(
+        &self,
+        list: List,
+        is_place: impl FnOnce(&str) -> bool,
+    ) -> Result<Option<String>, Problem> {
+        self.after(list, |bytes| String::from_utf8(bytes).ok().filter(|text| is_place(text)))
     }
-
-    pub(super) fn after_offset(&self) -> Result<Option<u64>, Problem> {
-        self.after(|bytes| bytes.try_into().ok().map(u64::from_be_bytes))
-    }
-
-    pub(super) fn after_attention(&self) -> Result<Option<(Uuid, u8)>, Problem> {
-        self.after(|bytes| {
-            let (id, kind) = bytes.split_first_chunk::<16>()?;
-            let [kind] = kind else { return None };
-            Some((Uuid::from_bytes(*id), *kind))
-        })
-    }
-}
-
-/// An opaque cursor: the place of the last item, so that new data before or after it changes nothing.
-pub(super) fn cursor(place: &[u8]) -> String {
-    URL_SAFE_NO_PAD.encode(place)
 }
 
 /// The problem of a parameter that is not what it must be.

@@ -7,7 +7,7 @@
 //!
 //! | table | key | value |
 //! | --- | --- | --- |
-//! | `a` attention | observation id (16 bytes), kind (1 byte) | [`AttentionRecord`] |
+//! | `a` attention | kind (1 byte), observation id (16 bytes) | [`AttentionRecord`] |
 //! | `b` block | first offset (`u64`) | [`encode_block`]: raw length (`u32`), then zstd of offset (`u64`), length (`u32`), value, … |
 //! | `c` claim winners | reserved | |
 //! | `f` facts | `KEY`, `/`, fact id percent-encoded | [`FactRecord`] |
@@ -72,10 +72,11 @@ pub struct FactRecord {
     pub attention: Option<AttentionKey>,
 }
 
-/// What names an attention entry: the observation that raised it, and why.
+/// What names an attention entry: the observation that raised it, and why. Ordered by time; stored kind by
+/// kind, so that a list of one kind reads nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AttentionKey {
-    /// A UUIDv7, so that entries sort by time.
+    /// A UUIDv7, so that entries sort by time; of bytes that are no observation, one made of their place.
     pub observation: Uuid,
     /// Why.
     pub kind: AttentionKind,
@@ -122,24 +123,26 @@ pub fn index(subject_key: &str, event: Digest) -> Vec<u8> {
 impl AttentionKey {
     /// Key of the entry.
     pub fn key(self) -> Vec<u8> {
-        [b"a", &self.observation.as_bytes()[..], &[self.kind as u8]].concat()
+        [b"a", &[self.kind as u8], &self.observation.as_bytes()[..]].concat()
+    }
+
+    /// The entry of malformed bytes: journal time, partition and offset in the form of a UUIDv7, so that it
+    /// sorts by time as the others do, and the same bytes at the same place get the same one again.
+    pub fn malformed(journal_time: Micros, partition: u32, offset: u64) -> Self {
+        let millis = u64::try_from(journal_time.0 / 1_000).unwrap_or_default();
+        let place = (u128::from(partition) << 64 | u128::from(offset)).to_be_bytes();
+        let place = place.last_chunk().copied().unwrap_or_default();
+        let observation = uuid::Builder::from_unix_timestamp_millis(millis, &place).into_uuid();
+        Self { observation, kind: AttentionKind::Malformed }
     }
 
     /// Reads a key that [`AttentionKey::key`] wrote.
     pub fn from_key(key: &[u8]) -> Option<Self> {
         let (table, rest) = key.split_first()?;
-        let (observation, kind) = rest.split_first_chunk::<16>()?;
-        let [kind] = kind else { return None };
-        let kind = [
-            AttentionKind::Conflict,
-            AttentionKind::Contested,
-            AttentionKind::Unordered,
-            AttentionKind::Failed,
-            AttentionKind::Malformed,
-        ]
-        .into_iter()
-        .find(|known| *known as u8 == *kind)?;
-        (*table == b'a').then_some(Self { observation: Uuid::from_bytes(*observation), kind })
+        let (kind, observation) = rest.split_first()?;
+        let kind = AttentionKind::ALL.into_iter().find(|known| *known as u8 == *kind)?;
+        let observation = Uuid::from_bytes(observation.try_into().ok()?);
+        (*table == b'a').then_some(Self { observation, kind })
     }
 }
 
@@ -231,8 +234,7 @@ mod tests {
 
         #[test]
         fn attention_keys_round_trip_and_sort_by_time(one in any::<u128>(), other in any::<u128>(), kind in 0_usize..5) {
-            let kinds = [AttentionKind::Conflict, AttentionKind::Contested, AttentionKind::Unordered, AttentionKind::Failed, AttentionKind::Malformed];
-            let key = |id: u128| AttentionKey { observation: Uuid::from_u128(id), kind: kinds[kind] };
+            let key = |id: u128| AttentionKey { observation: Uuid::from_u128(id), kind: AttentionKind::ALL[kind] };
             prop_assert_eq!(AttentionKey::from_key(&key(one).key()), Some(key(one)));
             prop_assert_eq!(key(one).key() < key(other).key(), one < other);
         }
@@ -280,5 +282,8 @@ mod tests {
         assert_eq!(page("acme/shoc/work_order/7", 1), b"pacme/shoc/work_order/7\0\0\0\0\x01");
         assert_eq!(subject("k"), b"sk");
         assert_eq!(block(258), b"b\0\0\0\0\0\0\x01\x02");
+        let malformed = AttentionKey::malformed(Micros(0x0123_4567_89ab * 1_000 + 999), 0x302, 0x102);
+        assert_eq!(malformed.observation.to_string(), "01234567-89ab-7302-8000-000000000102");
+        assert_eq!(malformed.key()[..4], [b'a', 4, 0x01, 0x23]);
     }
 }

@@ -2,6 +2,7 @@
 //! disk. Only this module knows sled. Must never make a batch visible before it is durable, nor let a
 //! reader see half of one.
 
+mod filter;
 pub mod keys;
 
 use std::collections::BTreeMap;
@@ -11,12 +12,16 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use bytes::Bytes;
 use journal::disk::{self, Disk, Tree};
+use schema::projection::AttentionKind;
 use schema::{Digest, Micros};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
+use uuid::Uuid;
 
 use crate::derive::Entry;
+use filter::Place;
+pub use filter::SubjectFilter;
 use keys::{
     AttentionKey, AttentionRecord, BLOCK_RAW_BYTES, FactRecord, LAYOUT_VERSION, META, Meta, PAGE_ENTRIES,
     SubjectRecord,
@@ -85,16 +90,23 @@ impl Store {
         // What a killed process had applied but not synced is made durable before anyone sees it.
         store.disk.sync()?;
         for partition in 0..partitions.get() {
-            let meta = store.read().meta(partition)?;
-            for (what, found, wanted) in
-                [("layout", meta.layout, LAYOUT_VERSION), ("epoch", meta.epoch, EPOCH)]
-            {
-                if found != wanted {
-                    return Err(Error::Other { path: path.to_owned(), what, found, wanted });
-                }
+            let refused = |what, found, wanted| Error::Other { path: path.to_owned(), what, found, wanted };
+            match store.read().layout(partition)? {
+                None | Some(LAYOUT_VERSION) => {}
+                Some(found) => return Err(refused("layout", found, LAYOUT_VERSION)),
+            }
+            let epoch = store.read().meta(partition)?.epoch;
+            if epoch != EPOCH {
+                return Err(refused("epoch", epoch, EPOCH));
             }
         }
         Ok(store)
+    }
+
+    /// The observations of a partition, exactly as they were read. Blocks never change once written, so
+    /// no batch waits for whoever reads them.
+    pub fn observations(&self, partition: u32) -> Result<Observations<'_>, Error> {
+        Ok(Observations { tree: self.tree(partition)?, block: Vec::new() })
     }
 
     /// A view that no batch changes while it is held.
@@ -176,6 +188,30 @@ fn packed<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     postcard::to_stdvec(value).map_err(|error| Error::Packing(error.to_string()))
 }
 
+/// Reads observations block by block; asking in the order of offsets unpacks each block once.
+#[derive(Debug)]
+pub struct Observations<'a> {
+    tree: &'a Tree,
+    /// The block unpacked last: offsets and values.
+    block: Vec<(u64, Vec<u8>)>,
+}
+
+impl Observations<'_> {
+    /// The value at `offset`. Fails where no record with that offset was read.
+    pub fn at(&mut self, offset: u64) -> Result<&[u8], Error> {
+        if !self.block.iter().any(|(known, _)| *known == offset) {
+            let (from, to) = (keys::block(0), keys::block(offset.saturating_add(1)));
+            if let Some((key, block)) = self.tree.range(&from, &to).next_back().transpose()? {
+                let damaged = || self.tree.damaged(&key, "the block is damaged");
+                self.block = keys::decode_block(&block).ok_or_else(damaged)?;
+            }
+        }
+        let found = self.block.iter().find(|(known, _)| *known == offset);
+        let missing = || self.tree.damaged(&keys::block(offset), "no block holds this offset");
+        Ok(found.map(|(_, value)| value.as_slice()).ok_or_else(missing)?)
+    }
+}
+
 /// The store as it stands between two batches.
 pub struct View<'a> {
     store: &'a Store,
@@ -192,6 +228,14 @@ impl View<'_> {
             last_observation: None,
             journal_time: Micros(i64::MIN),
         }))
+    }
+
+    /// The layout that a partition was written with. It stands first whatever else [`Meta`] holds.
+    fn layout(&self, partition: u32) -> Result<Option<u32>, Error> {
+        let tree = self.store.tree(partition)?;
+        let Some(value) = tree.get(META)? else { return Ok(None) };
+        let layout = postcard::take_from_bytes(&value).map(|(layout, _)| Some(layout));
+        layout.map_err(|_| tree.damaged(META, "it cannot be read").into())
     }
 
     /// A subject's record.
@@ -251,34 +295,28 @@ impl View<'_> {
         }
     }
 
-    /// The observations at `offsets` (ascending), exactly as they were read.
-    pub fn observations(&self, partition: u32, offsets: &[u64]) -> Result<BTreeMap<u64, Vec<u8>>, Error> {
-        let tree = self.store.tree(partition)?;
-        let mut found = BTreeMap::new();
-        for offset in offsets {
-            if found.contains_key(offset) {
-                continue;
-            }
-            let (from, to) = (keys::block(0), keys::block(offset.saturating_add(1)));
-            let block = tree.range(&from, &to).next_back().transpose()?;
-            let Some((key, block)) = block else { continue };
-            let records =
-                keys::decode_block(&block).ok_or_else(|| tree.damaged(&key, "the block is damaged"))?;
-            found.extend(records.into_iter().filter(|(offset, _)| offsets.binary_search(offset).is_ok()));
-        }
-        Ok(found)
-    }
-
-    /// Subjects of a partition whose keys begin with `prefix`, after the key `after`, in order.
+    /// Subjects of a partition that `filter` wants, after the key `after`, in order of their keys.
     pub fn subjects(
         &self,
         partition: u32,
-        prefix: &str,
+        filter: &SubjectFilter,
         after: Option<&str>,
     ) -> Result<impl Iterator<Item = Result<(String, SubjectRecord), Error>>, Error> {
-        self.scan(partition, keys::subject(prefix), after.map(keys::subject), |key| {
-            key.strip_prefix(b"s").and_then(|key| String::from_utf8(key.to_vec()).ok())
-        })
+        let tree = self.store.tree(partition)?;
+        let from = |key: &str| tree.range(&keys::subject(key), b"t");
+        let mut range = after.map_or_else(|| from(""), |after| from(&least_after(after)));
+        let mut next = move || -> Result<_, Error> {
+            while let Some((key, value)) = range.next().transpose()? {
+                let text = text_after(b"s", &key).ok_or_else(|| unreadable(tree, &key))?;
+                match filter.place(&text) {
+                    Place::Wanted => return Ok(Some((text, read(tree, &key, &value)?))),
+                    Place::NotBefore(place) => range = from(&place),
+                    Place::PastAll => break,
+                }
+            }
+            Ok(None)
+        };
+        Ok(std::iter::from_fn(move || next().transpose()))
     }
 
     /// Facts of a subject, after the fact key `after`, in order of their keys.
@@ -288,18 +326,37 @@ impl View<'_> {
         subject_key: &str,
         after: Option<&str>,
     ) -> Result<impl Iterator<Item = Result<(String, FactRecord), Error>>, Error> {
-        self.scan(partition, keys::fact(&format!("{subject_key}/")), after.map(keys::fact), |key| {
-            key.strip_prefix(b"f").and_then(|key| String::from_utf8(key.to_vec()).ok())
-        })
+        let tree = self.store.tree(partition)?;
+        // The character after `/` ends the range.
+        let (first, end) = (format!("{subject_key}/"), format!("{subject_key}0"));
+        let from = after.map_or(first, least_after);
+        let range = tree.range(&keys::fact(&from), &keys::fact(&end));
+        Ok(range.map(|item| {
+            let (key, value) = item?;
+            let text = text_after(b"f", &key).ok_or_else(|| unreadable(tree, &key))?;
+            Ok((text, read(tree, &key, &value)?))
+        }))
     }
 
-    /// Attention entries of a partition after the key `after`, the oldest first.
+    /// Attention entries of one kind in a partition that come after the entry `after`, the oldest first.
     pub fn attention(
         &self,
         partition: u32,
+        kind: AttentionKind,
         after: Option<AttentionKey>,
     ) -> Result<impl Iterator<Item = Result<(AttentionKey, AttentionRecord), Error>>, Error> {
-        self.scan(partition, b"a".to_vec(), after.map(AttentionKey::key), AttentionKey::from_key)
+        let tree = self.store.tree(partition)?;
+        let first = after.map_or(Uuid::nil(), |after| after.observation);
+        let from = AttentionKey { observation: first, kind }.key();
+        let end = [b'a', (kind as u8).saturating_add(1)];
+        let entries = tree.range(&from, &end).map(|item| {
+            let (key, value) = item?;
+            let place = AttentionKey::from_key(&key).ok_or_else(|| unreadable(tree, &key))?;
+            Ok((place, read(tree, &key, &value)?))
+        });
+        // Of entries that one observation raised, some are before `after` and some are not.
+        let is_after = move |key: &AttentionKey| after.is_none_or(|after| *key > after);
+        Ok(entries.filter(move |item| item.as_ref().map_or(true, |(key, _)| is_after(key))))
     }
 
     /// One attention entry.
@@ -311,36 +368,26 @@ impl View<'_> {
         self.get(partition, &key.key())
     }
 
-    /// Keys that begin with `prefix`, after the key `after`.
-    fn scan<K, V: DeserializeOwned>(
-        &self,
-        partition: u32,
-        prefix: Vec<u8>,
-        after: Option<Vec<u8>>,
-        read_key: impl Fn(&[u8]) -> Option<K>,
-    ) -> Result<impl Iterator<Item = Result<(K, V), Error>>, Error> {
-        let tree = self.store.tree(partition)?;
-        let mut to = prefix.clone();
-        to.push(0xff);
-        // The least key greater than `after` is `after` and a zero byte.
-        let from = after.map(|mut after| {
-            after.push(0);
-            after
-        });
-        let from = from.filter(|from| *from > prefix).unwrap_or(prefix);
-        Ok(tree.range(&from, &to).map(move |item| {
-            let (key, value) = item?;
-            let unreadable = || tree.damaged(&key, "it cannot be read");
-            Ok((
-                read_key(&key).ok_or_else(unreadable)?,
-                postcard::from_bytes(&value).map_err(|_| unreadable())?,
-            ))
-        }))
-    }
-
     fn get<T: DeserializeOwned>(&self, partition: u32, key: &[u8]) -> Result<Option<T>, Error> {
         let tree = self.store.tree(partition)?;
-        let Some(value) = tree.get(key)? else { return Ok(None) };
-        postcard::from_bytes(&value).map(Some).map_err(|_| tree.damaged(key, "it cannot be read").into())
+        let value = tree.get(key)?;
+        value.map(|value| read(tree, key, &value)).transpose()
     }
+}
+
+/// The least text greater than `text`.
+fn least_after(text: &str) -> String {
+    format!("{text}\0")
+}
+
+fn text_after(table: &[u8], key: &[u8]) -> Option<String> {
+    String::from_utf8(key.strip_prefix(table)?.to_vec()).ok()
+}
+
+fn read<T: DeserializeOwned>(tree: &Tree, key: &[u8], value: &[u8]) -> Result<T, Error> {
+    postcard::from_bytes(value).map_err(|_| unreadable(tree, key))
+}
+
+fn unreadable(tree: &Tree, key: &[u8]) -> Error {
+    tree.damaged(key, "it cannot be read").into()
 }

@@ -95,6 +95,9 @@ impl World {
             _ => None,
         };
         let step = derive(fold, fact, first.as_ref(), observation, &reading, at);
+        // What a store keeps between two batches must be all there is.
+        let stored = postcard::to_stdvec(fold).expect("storable");
+        *fold = postcard::from_bytes(&stored).expect("what was stored");
         entries.push(step.entry.clone());
         step
     }
