@@ -2,10 +2,11 @@
 //!
 //! Owns durability and order. It must never look inside a value, never answer an append before the
 //! record is durable, and never show a reader a record that is not. Adapters: [`embedded`] (sled, one
-//! machine) and, in a later release, Kafka.
+//! machine) and [`kafka`].
 
 pub mod disk;
 pub mod embedded;
+pub mod kafka;
 
 use std::fmt;
 use std::time::Duration;
@@ -122,8 +123,17 @@ pub enum Polled {
     Nothing,
 }
 
+/// How far a group has published, as it committed it together with what it published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// The next offset: all below it is published.
+    pub offset: u64,
+    /// As committed.
+    pub metadata: String,
+}
+
 /// A partition that was just given to this consumer, and the log's bounds as measured then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assigned {
     /// The partition.
     pub partition: u32,
@@ -131,6 +141,40 @@ pub struct Assigned {
     pub log_start: u64,
     /// One past the last durable offset.
     pub log_end: u64,
+    /// What the group committed last, read after the partition became ours and with no publication of an
+    /// earlier owner still undecided.
+    pub committed: Option<Committed>,
+}
+
+/// What is published of one partition: see [`Consumer::publish`].
+#[derive(Clone, Debug)]
+pub struct Publication {
+    /// The partition that was read; ours.
+    pub partition: u32,
+    /// The next offset to read, to be committed: all below it is published with this.
+    pub offset: u64,
+    /// Committed beside the offset.
+    pub metadata: String,
+    /// For [`Topic::Projections`].
+    pub projections: Vec<NewRecord>,
+    /// For [`Topic::Claims`].
+    pub claims: Vec<NewRecord>,
+}
+
+/// Why a publication failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PublishError {
+    /// We no longer own the partitions, or it cannot be known whether the publication took place. The next
+    /// [`Consumer::poll`] revokes every partition and joins the group again; the committed offset of the
+    /// next assignment tells what was published.
+    #[error("fenced: {0}")]
+    Fenced(String),
+    /// Nothing was published. It may be tried again while the assignment holds.
+    #[error("the publication was aborted: {0}")]
+    Aborted(String),
+    /// Nothing was published, and nothing will be until an operator acts.
+    #[error("publishing is impossible: {0}")]
+    Fatal(String),
 }
 
 /// The owner of a consumer's partitions: told of assignments from inside [`Consumer::poll`], on the
@@ -140,7 +184,8 @@ pub trait PartitionOwner {
     /// not read, and the others go on).
     fn assigned(&mut self, assigned: Assigned) -> Result<u64, String>;
 
-    /// The partition is no longer ours. Whatever was read of it has been handled or must be forgotten.
+    /// The partition, accepted or refused before, is no longer ours. Whatever was read of it has been handled
+    /// or must be forgotten.
     fn revoked(&mut self, partition: u32);
 }
 
@@ -166,4 +211,8 @@ pub enum ReadError {
 pub trait Consumer: Send {
     /// Waits up to `timeout` for records. Never resumes by itself at an offset that `owner` did not name.
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError>;
+
+    /// Publishes all records and commits all offsets of `publications`, or nothing: in one transaction
+    /// (Kafka) or one batch (embedded).
+    fn publish(&mut self, publications: Vec<Publication>) -> Result<(), PublishError>;
 }

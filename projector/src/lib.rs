@@ -4,6 +4,7 @@
 pub mod derive;
 mod metrics;
 pub mod project;
+mod publish;
 pub mod query;
 pub mod run;
 pub mod store;
@@ -36,12 +37,14 @@ pub struct Config {
     pub token: Option<String>,
     /// Records one batch folds at most.
     pub batch_records_max: usize,
+    /// Whether projections are published to the journal: where others can read it.
+    pub publish: bool,
 }
 
 impl Config {
     /// The usual bounds for a store's folder.
     pub fn new(store: impl Into<PathBuf>, partitions: NonZeroU32) -> Self {
-        Self { store: store.into(), partitions, token: None, batch_records_max: 1_000 }
+        Self { store: store.into(), partitions, token: None, batch_records_max: 1_000, publish: false }
     }
 }
 
@@ -53,6 +56,7 @@ impl fmt::Debug for Config {
             .field("partitions", &self.partitions)
             .field("token", &self.token.as_ref().map(|_| "******"))
             .field("batch_records_max", &self.batch_records_max)
+            .field("publish", &self.publish)
             .finish()
     }
 }
@@ -87,6 +91,7 @@ pub async fn run(
         store: store.clone(),
         progress: progress.clone(),
         consumer,
+        publishing: config.publish.then(Default::default),
         batch_records_max: config.batch_records_max,
         stop: stop.0.clone(),
     };

@@ -14,8 +14,11 @@ const REPLAY: &str = "witness_projector_replay_offsets";
 const STOPPED: &str = "witness_projector_partition_stopped";
 const STORE_BYTES: &str = "witness_projector_store_bytes";
 
+const PUBLISHED: &str = "witness_projector_published_total";
+
 /// Describes every metric; called once when the service starts.
 pub(crate) fn describe() {
+    describe_counter!(PUBLISHED, "projections and facts published, each in a committed transaction");
     describe_counter!(OBSERVATIONS, "observations derived, by provider, inbox classification and outcome");
     describe_counter!(
         ATTENTION,
@@ -66,4 +69,8 @@ pub(crate) fn progress(partition: u32, next_offset: u64, log_end: u64) {
 
 pub(crate) fn stopped(partition: u32) {
     gauge!(STOPPED, "partition" => partition.to_string()).set(1.0);
+}
+
+pub(crate) fn published(records: usize) {
+    counter!(PUBLISHED).increment(records as u64);
 }

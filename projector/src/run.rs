@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use journal::{Assigned, Consumer, PartitionOwner, Polled, ReadError, Record};
+use journal::{Assigned, Committed, Consumer, PartitionOwner, Polled, PublishError, ReadError, Record};
 
 use crate::metrics;
 use crate::project::project;
+use crate::publish::Publishing;
+use crate::store::keys::Meta;
 use crate::store::{self, Store};
 
 /// How long one poll waits, and so how soon the thread notices that it should stop.
@@ -91,6 +93,8 @@ pub(crate) struct Runner {
     pub(crate) store: Arc<Store>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) consumer: Box<dyn Consumer>,
+    /// What is to be published; `None` where nobody else could read it.
+    pub(crate) publishing: Option<Publishing>,
     pub(crate) batch_records_max: usize,
     pub(crate) stop: Arc<AtomicBool>,
 }
@@ -99,7 +103,8 @@ impl Runner {
     /// Runs until asked to stop; fails only when the store does.
     pub(crate) fn run(mut self) -> Result<(), store::Error> {
         while !self.stop.load(Ordering::Relaxed) {
-            let mut owner = Owner { store: &self.store, progress: &self.progress, failure: None };
+            let (store, progress, publishing) = (&self.store, &self.progress, self.publishing.as_mut());
+            let mut owner = Owner { store, progress, publishing, failure: None };
             let polled = self.consumer.poll(&mut owner, POLL_TIMEOUT);
             if let Some(error) = owner.failure {
                 return Err(error);
@@ -120,12 +125,45 @@ impl Runner {
                     journal_problem = Some(error.to_string());
                 }
             }
-            self.progress.journal_is(journal_problem);
+            let publishing_problem = self.publish()?;
+            self.progress.journal_is(journal_problem.or(publishing_problem));
         }
         Ok(())
     }
 
-    fn batch(&self, partition: u32, records: &[Record]) -> Result<(), store::Error> {
+    /// Publishes what is due; answers what keeps it from being published, if it is for an operator.
+    fn publish(&mut self) -> Result<Option<String>, store::Error> {
+        let Some(publishing) = &mut self.publishing else { return Ok(None) };
+        let due = publishing.due(&self.store)?;
+        if due.is_empty() {
+            return Ok(None);
+        }
+        let offsets: Vec<_> = due.iter().map(|of| (of.partition, of.offset)).collect();
+        let records: usize = due.iter().map(|of| of.projections.len()).sum();
+        match self.consumer.publish(due) {
+            Ok(()) => {
+                publishing.published(&offsets);
+                metrics::published(records);
+                Ok(None)
+            }
+            Err(error @ PublishError::Fenced(_)) => {
+                tracing::warn!(%error, "the partitions are given up and asked for again");
+                publishing.forget();
+                Ok(None)
+            }
+            Err(error @ PublishError::Aborted(_)) => {
+                tracing::warn!(%error, "trying again");
+                publishing.failed();
+                Ok(None)
+            }
+            Err(error @ PublishError::Fatal(_)) => {
+                publishing.failed();
+                Ok(Some(error.to_string()))
+            }
+        }
+    }
+
+    fn batch(&mut self, partition: u32, records: &[Record]) -> Result<(), store::Error> {
         let Some(place) = self.progress.of(partition).filter(|place| place.stopped.is_none()) else {
             return Ok(());
         };
@@ -147,6 +185,9 @@ impl Runner {
         let next_offset = changes.meta.as_ref().map_or(0, |meta| meta.next_offset);
         // A poll after a restart brings the last known record once more, and may bring nothing else.
         if !changes.observations.is_empty() {
+            if let Some(publishing) = &mut self.publishing {
+                publishing.changed(partition, next_offset, changes.subjects.keys(), changes.facts.keys());
+            }
             self.store.commit(partition, changes)?;
             metrics::batch(records.len(), started.elapsed().as_secs_f64(), self.store.size_bytes()?);
         }
@@ -162,12 +203,13 @@ impl Runner {
 struct Owner<'a> {
     store: &'a Store,
     progress: &'a Progress,
+    publishing: Option<&'a mut Publishing>,
     failure: Option<store::Error>,
 }
 
 impl PartitionOwner for Owner<'_> {
     fn assigned(&mut self, assigned: Assigned) -> Result<u64, String> {
-        let Assigned { partition, log_start, log_end } = assigned;
+        let Assigned { partition, log_start, log_end, .. } = assigned;
         let meta = match self.store.read().meta(partition) {
             Ok(meta) => meta,
             Err(error) => {
@@ -195,10 +237,43 @@ impl PartitionOwner for Owner<'_> {
             self.progress.stop(partition, reason.clone());
             return Err(reason);
         }
+        if let Some(committed) = &assigned.committed
+            && let Some(reason) = not_ours(committed, &meta, log_end)
+        {
+            self.progress.stop(partition, reason.clone());
+            return Err(reason);
+        }
+        if let Some(publishing) = &mut self.publishing
+            && let Err(error) = publishing.assigned(self.store, &assigned, next_offset)
+        {
+            let reason = error.to_string();
+            self.failure = Some(error);
+            return Err(reason);
+        }
         Ok(to_recognize.unwrap_or(next_offset))
     }
 
     fn revoked(&mut self, partition: u32) {
+        if let Some(publishing) = &mut self.publishing {
+            publishing.revoked(partition);
+        }
         self.progress.lock().remove(&partition);
     }
+}
+
+/// Why the group's committed offset cannot be one of this log and this store, if it cannot.
+fn not_ours(committed: &Committed, meta: &Meta, log_end: u64) -> Option<String> {
+    if committed.offset > log_end {
+        return Some(format!(
+            "the group has published up to offset {}, but the log ends at {log_end}: the log was cut or is another one; use another group, and delete the store to derive it anew from this log",
+            committed.offset
+        ));
+    }
+    let (_, last) = meta.last_observation.filter(|_| meta.next_offset == committed.offset)?;
+    (!committed.metadata.is_empty() && committed.metadata != last.to_string()).then(|| {
+        format!(
+            "the group has published up to offset {} of a log whose last observation there is {}, but the store has read {last}: they are of different logs; delete the store to derive it anew",
+            committed.offset, committed.metadata
+        )
+    })
 }

@@ -12,6 +12,7 @@
 mod http;
 mod support;
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -21,11 +22,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{Answer, request};
 use journal::disk::{Batch, Disk};
-use journal::{Assigned, Consumer, PartitionOwner, Polled, ReadError, Record};
+use journal::{
+    Assigned, Committed, Consumer, NewRecord, PartitionOwner, Polled, Publication, PublishError, ReadError,
+    Record,
+};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use projector::Config;
 use projector::store::Store;
 use projector::store::keys::AttentionKey;
+use schema::published::{PublishedFact, PublishedProjection};
 use schema::{Observation, Provider, Subject};
 use serde_json::{Value as Json, json};
 use service::clock::SystemClock;
@@ -45,6 +50,9 @@ struct Log(Arc<(Mutex<State>, Condvar)>);
 struct State {
     partitions: Vec<Partition>,
     problem: Option<ReadError>,
+    /// What the group has published, in order, and how the next publications fail.
+    published: Vec<NewRecord>,
+    failures: VecDeque<PublishError>,
 }
 
 #[derive(Clone, Default)]
@@ -53,11 +61,20 @@ struct Partition {
     start: u64,
     end: u64,
     records: Vec<Record>,
+    committed: Option<Committed>,
 }
 
 impl Log {
     fn new(partitions: &[Partition]) -> Self {
-        Self(Arc::new((Mutex::new(State { partitions: partitions.to_vec(), problem: None }), Condvar::new())))
+        Self(Arc::new((
+            Mutex::new(State {
+                partitions: partitions.to_vec(),
+                problem: None,
+                published: Vec::new(),
+                failures: VecDeque::new(),
+            }),
+            Condvar::new(),
+        )))
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -74,6 +91,8 @@ struct Reader {
     log: Log,
     /// By partition; `None` where the owner refused. Empty before the assignment.
     positions: Vec<Option<u64>>,
+    /// Whether the next poll must give everything up and join again.
+    fenced: bool,
 }
 
 impl Consumer for Reader {
@@ -83,9 +102,16 @@ impl Consumer for Reader {
         if let Some(problem) = &state.problem {
             return Err(problem.clone());
         }
+        if std::mem::take(&mut self.fenced) {
+            for partition in 0..self.positions.len() {
+                owner.revoked(partition as u32);
+            }
+            self.positions.clear();
+        }
         if self.positions.is_empty() {
             for (partition, of) in (0..).zip(&state.partitions) {
-                let assigned = Assigned { partition, log_start: of.start, log_end: of.end };
+                let committed = of.committed.clone();
+                let assigned = Assigned { partition, log_start: of.start, log_end: of.end, committed };
                 self.positions.push(owner.assigned(assigned).ok());
             }
         }
@@ -104,6 +130,25 @@ impl Consumer for Reader {
             }
         }
         Ok(Polled::Nothing)
+    }
+
+    fn publish(&mut self, publications: Vec<Publication>) -> Result<(), PublishError> {
+        let mut state = self.log.0.0.lock().expect("not poisoned");
+        if let Some(failure) = state.failures.pop_front() {
+            self.fenced = matches!(failure, PublishError::Fenced(_));
+            return Err(failure);
+        }
+        for Publication { partition, offset, metadata, projections, claims } in publications {
+            let committed = &mut state.partitions[partition as usize].committed;
+            assert!(
+                committed.as_ref().is_none_or(|before| before.offset < offset),
+                "the committed offset only rises"
+            );
+            *committed = Some(Committed { offset, metadata });
+            assert!(claims.is_empty() && projections.iter().all(|record| record.partition == partition));
+            state.published.extend(projections);
+        }
+        Ok(())
     }
 }
 
@@ -128,8 +173,9 @@ impl Running {
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("binds");
         let address = listener.local_addr().expect("bound");
         let partitions = log.0.0.lock().expect("not poisoned").partitions.len() as u32;
-        let config = Config::new(store, NonZeroU32::new(partitions).expect("at least one"));
-        let reader = Box::new(Reader { log: log.clone(), positions: Vec::new() });
+        let mut config = Config::new(store, NonZeroU32::new(partitions).expect("at least one"));
+        config.publish = true;
+        let reader = Box::new(Reader { log: log.clone(), positions: Vec::new(), fenced: false });
         let ids = RequestIds { clock: Arc::new(SystemClock), ids: Arc::new(RandomIds) };
         let (stop, stopped) = oneshot::channel();
         let task = runtime.spawn(projector::run(config, listener, reader, ids, metrics(), async {
@@ -195,7 +241,7 @@ const SUBJECT: &str = "/v1/subjects/acme/ycloud/message/m";
 #[test]
 fn while_the_log_is_replayed_progress_is_the_answer() {
     let folder = tempfile::tempdir().expect("a folder");
-    let log = Log::new(&[Partition { start: 0, end: 8, records: messages(&[0, 3]) }]);
+    let log = Log::new(&[Partition { start: 0, end: 8, records: messages(&[0, 3]), committed: None }]);
     let running = Running::start(folder.path(), &log);
     for path in [SUBJECT, "/v1/subjects", "/v1/attention", &format!("{SUBJECT}/history")] {
         let answer = running.until(path, |answer| answer.body.contains("offset 4 of 8"));
@@ -227,7 +273,7 @@ fn while_the_log_is_replayed_progress_is_the_answer() {
 #[test]
 fn a_journal_that_cannot_be_read_is_said_and_tried_again() {
     let folder = tempfile::tempdir().expect("a folder");
-    let log = Log::new(&[Partition { start: 0, end: 1, records: messages(&[0]) }]);
+    let log = Log::new(&[Partition { start: 0, end: 1, records: messages(&[0]), committed: None }]);
     log.change(|state| state.problem = Some(ReadError::Unavailable("nobody is there".to_owned())));
     let running = Running::start(folder.path(), &log);
     let ready = running.until("/health/ready", |answer| answer.body.contains("nobody is there"));
@@ -244,7 +290,7 @@ fn a_journal_that_cannot_be_read_is_said_and_tried_again() {
 /// What a restarted projector meets, and what it then says; `None` where it goes on as if nothing was.
 #[test]
 fn a_restart_recognizes_its_log() {
-    let at = |start, end, records| Partition { start, end, records };
+    let at = |start, end, records| Partition { start, end, records, committed: None };
     let other = |offset: u64| record(offset, &message_of(77, "m"));
     for (met, says) in [
         (at(0, 4, messages(&[0, 1, 2, 3])), None),
@@ -283,7 +329,7 @@ fn a_restart_recognizes_its_log() {
 #[test]
 fn a_store_answers_only_once_its_log_is_recognized() {
     let folder = tempfile::tempdir().expect("a folder");
-    let known = Partition { start: 0, end: 2, records: messages(&[0, 1]) };
+    let known = Partition { start: 0, end: 2, records: messages(&[0, 1]), committed: None };
     let running = Running::start(folder.path(), &Log::new(std::slice::from_ref(&known)));
     running.until_ready();
     running.stop();
@@ -363,7 +409,7 @@ fn a_contested_fact_is_shown_and_brought_to_attention() {
         record(offset, &observe(Provider::Shoc, "main", offset as u32, body.as_bytes()))
     };
     let records = vec![tell(0, "d0", "yes"), tell(1, "d1", "no"), tell(2, "d2", "yes")];
-    let log = Log::new(&[Partition { start: 0, end: 3, records }]);
+    let log = Log::new(&[Partition { start: 0, end: 3, records, committed: None }]);
     let running = Running::start(folder.path(), &log);
     running.until_ready();
     let facts = running.get("/v1/subjects/acme/shoc/work_order/7/facts");
@@ -402,7 +448,7 @@ fn a_cursor_is_good_for_its_own_list_alone() {
             records.push(record(records.len() as u64, &observation));
         }
     }
-    let log = Log::new(&[Partition { start: 0, end: records.len() as u64, records }]);
+    let log = Log::new(&[Partition { start: 0, end: records.len() as u64, records, committed: None }]);
     let running = Running::start(folder.path(), &log);
     running.until_ready();
     let lists = [
@@ -509,4 +555,167 @@ fn the_token_is_not_shown() {
     config.token = Some("opensesame".to_owned());
     let shown = format!("{config:?}");
     assert!(shown.contains("******") && !shown.contains("opensesame"), "{shown}");
+}
+
+/// What was published, by key: event ids and versions.
+fn published(log: &Log) -> Vec<(String, Option<String>, u64)> {
+    let state = log.0.0.lock().expect("not poisoned");
+    let read = |record: &NewRecord| {
+        let key = String::from_utf8(record.key.to_vec()).expect("text");
+        match PublishedProjection::decode(&record.value) {
+            Ok(projection) => (key, projection.status().map(str::to_owned), projection.version().offset),
+            Err(_) => {
+                (key, None, PublishedFact::decode(&record.value).expect("a fact then").version().offset)
+            }
+        }
+    };
+    state.published.iter().map(read).collect()
+}
+
+fn committed(log: &Log) -> Option<u64> {
+    log.0.0.lock().expect("not poisoned").partitions[0].committed.as_ref().map(|committed| committed.offset)
+}
+
+/// Waits until the group has published up to an offset.
+fn until_committed(log: &Log, offset: u64) {
+    let started = Instant::now();
+    while committed(log) != Some(offset) {
+        assert!(started.elapsed() < PATIENCE, "committed {:?}, not {offset}", committed(log));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn status_at(offset: u64, status: &str, seconds: u32) -> Record {
+    let time = format!("2026-01-01T00:00:{seconds:02}Z");
+    let body = message(&format!("e{offset}-{status}"), "m", status, Some(&time));
+    record(offset, &observe(Provider::YCloud, "main", offset as u32, body.to_string().as_bytes()))
+}
+
+const KEY: &str = "acme/ycloud/message/m";
+
+#[test]
+fn what_changes_is_published_once_and_a_repeat_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = status_at(0, "sent", 1);
+    let log = Log::new(&[Partition { start: 0, end: 1, records: vec![first.clone()], committed: None }]);
+    let running = Running::start(folder.path(), &log);
+    running.until_ready();
+    // A group that never published begins at the log's end: what was there before is not published.
+    log.append(0, Record { offset: 1, ..first });
+    until_committed(&log, 2);
+    assert_eq!(published(&log), []);
+    log.append(0, status_at(2, "read", 2));
+    until_committed(&log, 3);
+    log.append(0, status_at(3, "sent", 1));
+    log.append(
+        0,
+        record(
+            4,
+            &observe(Provider::Shoc, "main", 4, comment("d", "7", "c 1", "hello").to_string().as_bytes()),
+        ),
+    );
+    until_committed(&log, 5);
+    let work_order = "acme/shoc/work_order/7".to_owned();
+    let fact = (format!("{work_order}/c%201"), None, 4);
+    assert_eq!(published(&log), [(KEY.to_owned(), Some("read".to_owned()), 2), (work_order, None, 4), fact]);
+    running.stop();
+}
+
+#[test]
+fn what_was_stored_and_not_published_is_found_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = Log::new(&[Partition { start: 0, end: 0, records: Vec::new(), committed: None }]);
+    let running = Running::start(folder.path(), &log);
+    running.until_ready();
+    log.append(0, status_at(0, "sent", 1));
+    until_committed(&log, 1);
+    // From here on publishing is impossible, but the store goes on.
+    log.change(|state| {
+        state.failures = (0..10_000).map(|_| PublishError::Fatal("forbidden".to_owned())).collect()
+    });
+    log.append(0, status_at(1, "delivered", 2));
+    log.append(
+        0,
+        record(
+            2,
+            &observe(Provider::Shoc, "main", 2, comment("d", "7", "c", "hello").to_string().as_bytes()),
+        ),
+    );
+    let answer = running.until("/v1/subjects/acme/shoc/work_order/7", |answer| answer.status == 200);
+    assert_eq!(answer.header("witness-offset"), Some("3"));
+    running.until("/health/ready", |answer| answer.body.contains("forbidden"));
+    running.stop();
+    log.change(|state| state.failures.clear());
+    log.change(|state| state.partitions[0].end = 3);
+    let running = Running::start(folder.path(), &log);
+    until_committed(&log, 3);
+    let mut found = published(&log).split_off(1);
+    found.sort();
+    let work_order = "acme/shoc/work_order/7".to_owned();
+    assert_eq!(
+        found,
+        [
+            (work_order.clone(), None, 2),
+            (format!("{work_order}/c"), None, 2),
+            (KEY.to_owned(), Some("delivered".to_owned()), 1)
+        ]
+    );
+    running.stop();
+}
+
+#[test]
+fn a_store_derived_anew_publishes_nothing_that_was_published() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let records = vec![status_at(0, "sent", 1), status_at(1, "delivered", 2), status_at(2, "read", 3)];
+    let last = schema::avro::decode(&records[1].value).expect("ours").id.to_string();
+    let committed = Some(Committed { offset: 2, metadata: last });
+    let log = Log::new(&[Partition { start: 0, end: 3, records, committed }]);
+    let running = Running::start(folder.path(), &log);
+    until_committed(&log, 3);
+    assert_eq!(published(&log), [(KEY.to_owned(), Some("read".to_owned()), 2)]);
+    running.stop();
+}
+
+#[test]
+fn a_fenced_instance_asks_for_its_partitions_again_and_an_aborted_publication_is_repeated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = Log::new(&[Partition { start: 0, end: 0, records: Vec::new(), committed: None }]);
+    let running = Running::start(folder.path(), &log);
+    running.until_ready();
+    for (offset, failure) in
+        [PublishError::Aborted("busy".to_owned()), PublishError::Fenced("too late".to_owned())]
+            .into_iter()
+            .enumerate()
+    {
+        log.change(|state| {
+            state.failures.push_back(failure);
+            state.partitions[0].end = offset as u64 + 1;
+        });
+        log.append(0, status_at(offset as u64, ["sent", "read"][offset], offset as u32));
+        until_committed(&log, offset as u64 + 1);
+    }
+    assert_eq!(
+        published(&log),
+        [(KEY.to_owned(), Some("sent".to_owned()), 0), (KEY.to_owned(), Some("read".to_owned()), 1)]
+    );
+    running.stop();
+}
+
+#[test]
+fn a_committed_offset_of_another_log_stops_the_partition() {
+    for (offset, metadata, name) in
+        [(9, "", "log ends at 1"), (1, "0190c0de-0000-7000-8000-000000000000", "of different logs")]
+    {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = Log::new(&[Partition { start: 0, end: 1, records: messages(&[0]), committed: None }]);
+        let running = Running::start(folder.path(), &log);
+        running.until_ready();
+        running.stop();
+        let committed = Some(Committed { offset, metadata: metadata.to_owned() });
+        log.change(|state| state.partitions[0].committed = committed);
+        let running = Running::start(folder.path(), &log);
+        let ready = running.until("/health/ready", |answer| answer.body.contains(name));
+        assert_eq!(ready.code(), (503, "not_ready".to_owned()));
+        running.stop();
+    }
 }

@@ -113,6 +113,11 @@ impl PublishedProjection {
     pub fn version(&self) -> Version {
         self.version.into()
     }
+
+    /// The status word, where there is a value.
+    pub fn status(&self) -> Option<&str> {
+        self.status.as_deref()
+    }
 }
 
 impl PublishedFact {

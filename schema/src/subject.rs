@@ -84,6 +84,12 @@ fn decoded(part: &str) -> Option<String> {
     percent_decode_str(part).decode_utf8().ok().map(|text| text.into_owned())
 }
 
+/// The fact id in a key that [`Subject::fact_key`] wrote; `None` for any other text.
+pub fn fact_id_of(fact_key: &str) -> Option<String> {
+    let (subject, fact_id) = fact_key.rsplit_once('/')?;
+    Subject::from_key(subject).and_then(|_| decoded(fact_id))
+}
+
 /// The partition of a key, as Kafka's Java default partitioner computes it, so that any Kafka client can
 /// co-partition.
 pub fn partition_of(key: &[u8], partitions: NonZeroU32) -> u32 {

@@ -1,14 +1,19 @@
-//! The reader: all partitions of one topic, in turn. Must never show a record that is not synced, and
-//! never step over one that should be there.
+//! The reader: all partitions of one topic, in turn, and the publisher of what was made of them. Must never
+//! show a record that is not synced, and never step over one that should be there.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::layout::{bounds, record_key, record_of};
+use tokio::sync::{mpsc, oneshot};
+
+use super::layout::{bounds, committed_key, committed_of, record_key, record_of};
+use super::writer::{Command, Publish};
 use super::{Ends, Log, lock};
 use crate::disk;
-use crate::{Assigned, Consumer, PartitionOwner, Polled, ReadError, Record, Topic};
+use crate::{
+    Assigned, Consumer, PartitionOwner, Polled, Publication, PublishError, ReadError, Record, Topic,
+};
 
 /// Records one poll brings at most.
 const POLL_RECORDS_MAX: usize = 1_000;
@@ -19,6 +24,8 @@ const POLL_BYTES_MAX: usize = 4 * 1024 * 1024;
 #[derive(Debug)]
 pub struct EmbeddedConsumer {
     log: Arc<Log>,
+    /// Where publications are queued; weak, so that a reader does not keep the journal from closing.
+    queue: mpsc::WeakSender<Command>,
     topic: Topic,
     /// The next offset of each partition; `None` where it is not read: the owner refused it, or what it
     /// wanted is not there. Empty until the first poll.
@@ -29,20 +36,28 @@ pub struct EmbeddedConsumer {
 }
 
 impl EmbeddedConsumer {
-    pub(super) fn new(log: Arc<Log>, topic: Topic) -> Self {
-        Self { log, topic, positions: Vec::new(), problems: VecDeque::new(), turn: 0 }
+    pub(super) fn new(log: Arc<Log>, queue: mpsc::WeakSender<Command>, topic: Topic) -> Self {
+        Self { log, queue, topic, positions: Vec::new(), problems: VecDeque::new(), turn: 0 }
     }
 
     /// Gives the owner every partition. What is wrong with one of them does not keep it from the others.
     fn assign(&mut self, owner: &mut dyn PartitionOwner) -> Result<(), ReadError> {
-        let ends = lock(&self.log.ends).of(self.topic).to_vec();
         let tree = self.log.tree(self.topic);
-        let assignments = (0..).zip(ends).map(|(partition, log_end)| {
+        let assignments = (0..self.log.partitions.get()).map(|partition| {
+            let log_end = lock(&self.log.ends).of(self.topic, partition);
             let log_start = bounds(tree, partition).map_err(unavailable)?.map_or(log_end, |(start, _)| start);
-            Ok(Assigned { partition, log_start, log_end })
+            let key = committed_key(self.topic, partition);
+            let committed = match self.log.committed.get(&key).map_err(unavailable)? {
+                Some(value) => {
+                    let damaged = || self.log.committed.damaged(&key, "it is not an offset and metadata");
+                    Some(committed_of(&value).ok_or_else(|| unavailable(damaged()))?)
+                }
+                None => None,
+            };
+            Ok(Assigned { partition, log_start, log_end, committed })
         });
         for assigned in assignments.collect::<Result<Vec<_>, ReadError>>()? {
-            let Assigned { partition, log_start, log_end } = assigned;
+            let Assigned { partition, log_start, log_end, .. } = assigned;
             self.positions.push(match owner.assigned(assigned) {
                 Ok(wanted) if wanted < log_start => {
                     self.problems.push_back(ReadError::Lost { partition, log_start, wanted });
@@ -66,14 +81,14 @@ impl EmbeddedConsumer {
 
     /// The next partition, in turn, that has something to read: it, and from where to where.
     fn next_readable(&mut self, ends: &Ends) -> Option<(u32, u64, u64)> {
-        let ends = ends.of(self.topic);
         let count = self.positions.len();
         (0..count).find_map(|step| {
-            let partition = (self.turn + step) % count;
-            let (from, to) = ((*self.positions.get(partition)?)?, *ends.get(partition)?);
+            let index = (self.turn + step) % count;
+            let (partition, from) = (index as u32, (*self.positions.get(index)?)?);
+            let to = ends.of(self.topic, partition);
             (from < to).then(|| {
-                self.turn = partition + 1;
-                (partition as u32, from, to)
+                self.turn = index + 1;
+                (partition, from, to)
             })
         })
     }
@@ -132,13 +147,29 @@ impl Consumer for EmbeddedConsumer {
             ends = log.grown.wait_timeout(ends, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+
+    fn publish(&mut self, publications: Vec<Publication>) -> Result<(), PublishError> {
+        let partitions = self.log.partitions.get();
+        let records = publications.iter().flat_map(|of| of.projections.iter().chain(&of.claims));
+        if let Some(record) = records.into_iter().find(|record| record.partition >= partitions) {
+            let problem = format!("partition {} of {partitions} does not exist", record.partition);
+            return Err(PublishError::Fatal(problem));
+        }
+        let closed = || PublishError::Fatal(self.log.why_closed());
+        let (answer, answered) = oneshot::channel();
+        let publish = Publish { reads: self.topic, publications, answer };
+        let queue = self.queue.upgrade().ok_or_else(closed)?;
+        queue.blocking_send(Command::Publish(publish)).map_err(|_| closed())?;
+        answered.blocking_recv().unwrap_or_else(|_| Err(closed()))
+    }
 }
 
 type Item = Result<(Vec<u8>, Vec<u8>), disk::Error>;
 
 /// The record at `offset`, where `item` is what the tree has at or after it.
 fn read_record(partition: u32, offset: u64, item: Option<Item>) -> Result<Record, ReadError> {
-    let problem = |what: &str| ReadError::Unavailable(format!("partition {partition}, offset {offset}: {what}"));
+    let problem =
+        |what: &str| ReadError::Unavailable(format!("partition {partition}, offset {offset}: {what}"));
     let found = item.transpose().map_err(|error| problem(&error.to_string()))?;
     match found {
         Some((key, value)) if key == record_key(partition, offset) => {

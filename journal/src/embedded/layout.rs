@@ -4,13 +4,14 @@
 //! | tree | key | value |
 //! | --- | --- | --- |
 //! | a topic's name | partition (`u32`), offset (`u64`), both big-endian | length of the record's key (`u32` big-endian), its key, its value |
+//! | `journal.committed` | topic (`u8`), partition (`u32` big-endian) | committed offset (`u64` big-endian), its metadata |
 //! | `journal.meta` | `layout` or `partitions` | the number (`u32` big-endian) |
 
 use bytes::Bytes;
 
 use super::{Config, OpenError};
 use crate::disk::{self, Batch, Disk, Tree};
-use crate::{NewRecord, Record};
+use crate::{Committed, NewRecord, Record, Topic};
 
 /// The layout this file describes. A folder of another one is refused.
 pub(super) const LAYOUT_VERSION: u32 = 1;
@@ -22,6 +23,24 @@ pub(super) fn record_key(partition: u32, offset: u64) -> [u8; 12] {
     first.copy_from_slice(&partition.to_be_bytes());
     rest.copy_from_slice(&offset.to_be_bytes());
     key
+}
+
+/// Key of a committed offset.
+pub(super) fn committed_key(topic: Topic, partition: u32) -> [u8; 5] {
+    let [a, b, c, d] = partition.to_be_bytes();
+    [topic as u8, a, b, c, d]
+}
+
+/// Value of a committed offset.
+pub(super) fn committed_value(offset: u64, metadata: &str) -> Vec<u8> {
+    [&offset.to_be_bytes(), metadata.as_bytes()].concat()
+}
+
+/// What [`committed_value`] was made of, or `None` where the bytes are something else.
+pub(super) fn committed_of(value: &[u8]) -> Option<Committed> {
+    let (offset, metadata) = value.split_first_chunk()?;
+    let metadata = String::from_utf8(metadata.to_vec()).ok()?;
+    Some(Committed { offset: u64::from_be_bytes(*offset), metadata })
 }
 
 /// Value of a record.
@@ -89,4 +108,35 @@ pub(super) fn check_meta(disk: &Disk, config: &Config) -> Result<(), OpenError> 
     }
     tree.apply(batch)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_layout_is_pinned() {
+        assert_eq!(record_key(258, 3), [0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 3]);
+        let record = NewRecord { partition: 0, key: "key".into(), value: "value".into() };
+        assert_eq!(record_value(&record), b"\0\0\0\x03keyvalue");
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_comes_back(key: Vec<u8>, value: Vec<u8>, offset: u64) {
+            let (key, value) = (Bytes::from(key), Bytes::from(value));
+            let stored = record_value(&NewRecord { partition: 0, key: key.clone(), value: value.clone() });
+            prop_assert_eq!(record_of(offset, stored), Some(Record { offset, key, value }));
+        }
+
+        #[test]
+        fn no_bytes_are_too_strange(bytes: Vec<u8>) {
+            if let Some(record) = record_of(0, bytes.clone()) {
+                let (key, value) = (record.key, record.value);
+                prop_assert_eq!(record_value(&NewRecord { partition: 0, key, value }), bytes);
+            }
+        }
+    }
 }

@@ -109,6 +109,29 @@ impl Store {
         Ok(Observations { tree: self.tree(partition)?, block: Vec::new() })
     }
 
+    /// Every observation of a partition from the offset `from` on, in order, exactly as it was read.
+    pub fn observations_from(
+        &self,
+        partition: u32,
+        from: u64,
+    ) -> Result<impl Iterator<Item = Result<(u64, Vec<u8>), Error>>, Error> {
+        let tree = self.tree(partition)?;
+        // The offset may stand inside the block that begins before it.
+        let earlier = tree.range(&keys::block(0), &keys::block(from.saturating_add(1))).next_back();
+        let begin = earlier.transpose()?.map_or_else(|| keys::block(from), |(key, _)| key);
+        let blocks = tree.range(&begin, b"c").map(|block| {
+            let (key, block) = block?;
+            Ok(keys::decode_block(&block).ok_or_else(|| tree.damaged(&key, "the block is damaged"))?)
+        });
+        Ok(blocks.flat_map(move |block: Result<_, Error>| {
+            let (records, failure) = match block {
+                Ok(records) => (records, None),
+                Err(error) => (Vec::new(), Some(Err(error))),
+            };
+            records.into_iter().filter(move |(offset, _)| *offset >= from).map(Ok).chain(failure)
+        }))
+    }
+
     /// A view that no batch changes while it is held.
     pub fn read(&self) -> View<'_> {
         View { store: self, _visible: self.visible.read().unwrap_or_else(PoisonError::into_inner) }
