@@ -4,9 +4,11 @@
 mod client;
 mod config;
 mod demo;
+mod opened;
 mod send;
 mod serve;
 mod telemetry;
+mod topics;
 mod up;
 mod wrong_use;
 
@@ -17,6 +19,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use config::Config;
+use serve::Which;
 use wrong_use::WrongUse;
 
 /// Signed webhooks in, one immutable log, honest answers out.
@@ -33,6 +36,12 @@ enum Command {
     Demo(demo::Arguments),
     /// Receive deliveries, keep them, and answer questions about them, in one process.
     Up(up::Arguments),
+    /// Receive deliveries and keep them, on Kafka.
+    Ingress(up::Arguments),
+    /// Derive what was received and answer questions about it, on Kafka.
+    Projector(up::Arguments),
+    /// Create the topics on Kafka, or check those that exist.
+    Topics(topics::Arguments),
     /// Sign files as an endpoint's provider would, and post them.
     Send(send::Arguments),
 }
@@ -41,7 +50,10 @@ fn main() -> ExitCode {
     // clap itself exits with 2 where the command line is wrong.
     let ended = match CommandLine::parse().command {
         Command::Demo(arguments) => demo::run(&arguments),
-        Command::Up(arguments) => up::run(&arguments).map(|()| true),
+        Command::Up(arguments) => up::run(&arguments, Which::Both).map(|()| true),
+        Command::Ingress(arguments) => up::run(&arguments, Which::Ingress).map(|()| true),
+        Command::Projector(arguments) => up::run(&arguments, Which::Projector).map(|()| true),
+        Command::Topics(arguments) => topics::run(&arguments),
         Command::Send(arguments) => send::run(&arguments),
     };
     match ended {

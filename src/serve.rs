@@ -1,15 +1,12 @@
-//! Both services on one embedded journal, in this process: what `up` and `demo` have in common. Must
+//! The services of this process on its journal: what `up`, `ingress`, `projector` and `demo` have in common. Must
 //! never stop the journal before those who use it, and never go on when one of them has failed.
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use journal::embedded::{self, EmbeddedJournal};
-use journal::{Appender, Topic};
 use metrics_exporter_prometheus::PrometheusHandle;
 use service::clock::{Clock, SystemClock};
 use service::ids::{Ids, RandomIds};
@@ -18,90 +15,145 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::config::Config;
+use crate::config::{Config, Journal};
+use crate::opened::{Opened, make_folder};
+use crate::wrong_use::WrongUse;
 
 /// How often the journal is asked whether it can still write, and recorded durations are folded.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 
+/// Which services a process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    Both,
+    Ingress,
+    Projector,
+}
+
 /// Everything opened and bound, and nothing running yet.
 pub(crate) struct Services {
-    ingress: ingress::Config,
-    ingress_listener: TcpListener,
-    projector: projector::Config,
-    projector_listener: TcpListener,
-    journal: EmbeddedJournal,
+    ingress: Option<Bound<ingress::Config>>,
+    projector: Option<Bound<projector::Config>>,
+    journal: Opened,
     metrics: PrometheusHandle,
 }
 
+/// A service to be, and where it will be reached.
+struct Bound<C> {
+    config: C,
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
 impl Services {
-    /// Reads the secrets, opens the journal, and binds both addresses.
-    pub(crate) async fn open(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
-        let token = config.token().await?;
+    /// Reads the secrets, binds the addresses, and opens the journal.
+    pub(crate) async fn open(
+        config: &Config,
+        which: Which,
+        metrics: PrometheusHandle,
+    ) -> anyhow::Result<Self> {
+        let (has_ingress, has_projector) = match which {
+            Which::Both => (true, true),
+            Which::Ingress => (true, false),
+            Which::Projector => (false, true),
+        };
+        let is_shared = match &config.journal {
+            Journal::Embedded(_) => false,
+            Journal::Kafka(_) => true,
+        };
+        if which != Which::Both && !is_shared {
+            return Err(WrongUse(format!(
+                "{}: `journal.kind` is \"embedded\", which one process has to itself; run `witness up`, or set kind = \"kafka\"",
+                config.file.display()
+            ))
+            .into());
+        }
+        let ingress = if has_ingress { Some(Self::ingress(config).await?) } else { None };
+        let projector = if has_projector {
+            let mut projector = Self::projector(config).await?;
+            // Where nobody else reads, publishing would be writing for nobody.
+            projector.config.publish = is_shared;
+            Some(projector)
+        } else {
+            None
+        };
+        let journal = Opened::open(&config.journal).await?;
+        if projector.is_some() {
+            make_folder(&config.projector.store)?;
+        }
+        Ok(Self { ingress, projector, journal, metrics })
+    }
+
+    async fn ingress(config: &Config) -> anyhow::Result<Bound<ingress::Config>> {
         let mut endpoints = Vec::with_capacity(config.endpoints.len());
         for endpoint in &config.endpoints {
             endpoints.push(endpoint.resolve().await?);
         }
-        let ingress_listener = bind("ingress.listen", config.ingress_listen).await?;
-        let projector_listener = bind("projector.listen", config.projector.listen).await?;
-        make_folder(&config.journal.path)?;
-        make_folder(&config.projector.store)?;
-        let journal = embedded::Config::new(&config.journal.path, config.journal.partitions);
-        let journal = tokio::task::spawn_blocking(move || EmbeddedJournal::open(&journal)).await??;
-        let mut projector = projector::Config::new(&config.projector.store, config.journal.partitions);
-        projector.token = token;
-        Ok(Self {
-            ingress: ingress::Config::new(endpoints),
-            ingress_listener,
-            projector,
-            projector_listener,
-            journal,
-            metrics,
-        })
+        Bound::new(ingress::Config::new(endpoints), "ingress.listen", config.ingress_listen).await
     }
 
-    /// Where deliveries are received.
-    pub(crate) fn ingress_address(&self) -> anyhow::Result<SocketAddr> {
-        Ok(self.ingress_listener.local_addr()?)
+    async fn projector(config: &Config) -> anyhow::Result<Bound<projector::Config>> {
+        let mut projector = projector::Config::new(&config.projector.store, config.journal.partitions());
+        projector.token = config.token().await?;
+        Bound::new(projector, "projector.listen", config.projector.listen).await
     }
 
-    /// Where queries are answered.
-    pub(crate) fn projector_address(&self) -> anyhow::Result<SocketAddr> {
-        Ok(self.projector_listener.local_addr()?)
+    /// Where deliveries are received, if they are.
+    pub(crate) fn ingress_address(&self) -> Option<SocketAddr> {
+        self.ingress.as_ref().map(|ingress| ingress.address)
+    }
+
+    /// Where queries are answered, if they are.
+    pub(crate) fn projector_address(&self) -> Option<SocketAddr> {
+        self.projector.as_ref().map(|projector| projector.address)
     }
 
     /// Serves until `shutdown`, then stops in the order of the data: the ingress finishes what it has
     /// accepted, the projector its batch, the journal its queue. A service that ends by itself, or a
     /// journal that can no longer write, stops all of them and is the error.
     pub(crate) async fn run(self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
-        let Self { ingress, ingress_listener, projector, projector_listener, journal, metrics } = self;
+        let Self { ingress, projector, mut journal, metrics } = self;
         let (clock, ids): (Arc<dyn Clock>, Arc<dyn Ids>) = (Arc::new(SystemClock), Arc::new(RandomIds));
         let request_ids = RequestIds { clock: clock.clone(), ids: ids.clone() };
-        let appender: Arc<dyn Appender> = Arc::new(journal.clone());
-        let consumer = Box::new(journal.consumer(Topic::Observations));
-        let mut ingress = {
-            let metrics = metrics.clone();
-            Service::start("ingress", move |stopped| async move {
-                let stopped = async { drop(stopped.await) };
-                Ok(ingress::run(ingress, ingress_listener, appender, clock, ids, metrics, stopped).await?)
-            })
+        let appender = ingress.is_some().then(|| journal.appender()).transpose()?;
+        let consumer = projector.is_some().then(|| journal.consumer()).transpose()?;
+        let mut ingress = match ingress.zip(appender) {
+            Some((Bound { config, listener, .. }, appender)) => {
+                let metrics = metrics.clone();
+                Some(Service::start("ingress", move |stopped| async move {
+                    let stopped = async { drop(stopped.await) };
+                    Ok(ingress::run(config, listener, appender, clock, ids, metrics, stopped).await?)
+                }))
+            }
+            None => None,
         };
-        let mut projector = {
-            let metrics = metrics.clone();
-            Service::start("projector", move |stopped| async move {
-                let stopped = async { drop(stopped.await) };
-                Ok(projector::run(projector, projector_listener, consumer, request_ids, metrics, stopped)
-                    .await?)
-            })
+        let mut projector = match projector.zip(consumer) {
+            Some((Bound { config, listener, .. }, consumer)) => {
+                let metrics = metrics.clone();
+                Some(Service::start("projector", move |stopped| async move {
+                    let stopped = async { drop(stopped.await) };
+                    Ok(projector::run(config, listener, consumer, request_ids, metrics, stopped).await?)
+                }))
+            }
+            None => None,
         };
         let ended = tokio::select! {
             () = shutdown => Ok(()),
-            ended = ingress.ended() => ended,
-            ended = projector.ended() => ended,
+            ended = ended(&mut ingress) => ended,
+            ended = ended(&mut projector) => ended,
             problem = watch(&journal, &metrics) => Err(anyhow!(problem)),
         };
-        let ended = ended.and(ingress.stop().await).and(projector.stop().await);
-        tokio::task::spawn_blocking(move || journal.close()).await?;
-        ended
+        let ended = ended.and(stop(&mut ingress).await).and(stop(&mut projector).await);
+        let closed = tokio::task::spawn_blocking(move || journal.close()).await?;
+        ended.and(closed)
+    }
+}
+
+impl<C> Bound<C> {
+    async fn new(config: C, key: &str, address: SocketAddr) -> anyhow::Result<Self> {
+        let listener = bind(key, address).await?;
+        let address = listener.local_addr()?;
+        Ok(Self { config, listener, address })
     }
 }
 
@@ -111,19 +163,30 @@ async fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
         .with_context(|| format!("cannot listen on {address} (`{key}`); is another program there already?"))
 }
 
-fn make_folder(path: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(path).with_context(|| format!("cannot make the folder {}", path.display()))
-}
-
 /// Resolves with what is wrong once the journal cannot write any more: its errors are for good.
-async fn watch(journal: &EmbeddedJournal, metrics: &PrometheusHandle) -> String {
+async fn watch(journal: &Opened, metrics: &PrometheusHandle) -> String {
     let mut period = tokio::time::interval(WATCH_PERIOD);
     loop {
         period.tick().await;
         metrics.run_upkeep();
-        if let Err(problem) = journal.health() {
+        if let Some(problem) = journal.failure() {
             return problem;
         }
+    }
+}
+
+/// Resolves when the service ends by itself; never where there is none.
+async fn ended(service: &mut Option<Service>) -> anyhow::Result<()> {
+    match service {
+        Some(service) => service.ended().await,
+        None => pending().await,
+    }
+}
+
+async fn stop(service: &mut Option<Service>) -> anyhow::Result<()> {
+    match service {
+        Some(service) => service.stop().await,
+        None => Ok(()),
     }
 }
 

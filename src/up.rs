@@ -1,14 +1,14 @@
-//! `witness up`: both services in one process, until a signal. Must never say it is ready before both
-//! addresses are bound and the journal is open.
+//! `witness up`, `witness ingress` and `witness projector`: both services in one process, or one of them, until a
+//! signal. Must never say it is ready before the addresses are bound and the journal is open.
 
 use std::io::Write;
 use std::path::PathBuf;
 
-use crate::config::Config;
-use crate::serve::Services;
+use crate::config::{Config, Journal};
+use crate::serve::{Services, Which};
 use crate::{configuration, telemetry};
 
-/// Receive deliveries, keep them, and answer questions about them, in one process.
+/// What each of the three is told.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The configuration file; without it, ./witness.toml.
@@ -17,13 +17,13 @@ pub(crate) struct Arguments {
 }
 
 /// Runs until SIGINT or SIGTERM.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: &Arguments, which: Which) -> anyhow::Result<()> {
     telemetry::init("info")?;
     let config = configuration(arguments.config.as_deref())?;
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let shutdown = interrupted()?;
-        let services = Services::open(&config, telemetry::metrics()?).await?;
+        let services = Services::open(&config, which, telemetry::metrics()?).await?;
         announce(&config, &services)?;
         services.run(shutdown).await
     })
@@ -43,22 +43,36 @@ pub(crate) fn interrupted() -> std::io::Result<impl Future<Output = ()> + Send +
 }
 
 fn announce(config: &Config, services: &Services) -> anyhow::Result<()> {
-    let (ingress, projector) = (services.ingress_address()?, services.projector_address()?);
     let mut out = std::io::stdout().lock();
-    writeln!(
-        out,
-        "journal     {} ({} partitions)",
-        config.journal.path.display(),
-        config.journal.partitions
-    )?;
-    writeln!(out, "store       {}", config.projector.store.display())?;
-    writeln!(out, "deliveries  http://{ingress}")?;
-    for endpoint in &config.endpoints {
-        let (id, provider, tenant) = (&endpoint.id, endpoint.provider.as_str(), &endpoint.tenant);
-        writeln!(out, "  endpoint  POST /webhooks/{id}  ({provider}, tenant {tenant})")?;
+    let partitions = config.journal.partitions();
+    match &config.journal {
+        Journal::Embedded(embedded) => {
+            writeln!(out, "journal     {} ({partitions} partitions)", embedded.path.display())?;
+        }
+        Journal::Kafka(kafka) => {
+            let (topic, brokers) = (&kafka.client.topics.observations, &kafka.client.brokers);
+            writeln!(out, "journal     {topic} on {brokers} ({partitions} partitions)")?;
+        }
     }
-    writeln!(out, "queries     http://{projector}/v1/subjects")?;
-    writeln!(out, "attention   http://{projector}/v1/attention")?;
+    if let Some(ingress) = services.ingress_address() {
+        writeln!(out, "deliveries  http://{ingress}")?;
+        for endpoint in &config.endpoints {
+            let (id, provider, tenant) = (&endpoint.id, endpoint.provider.as_str(), &endpoint.tenant);
+            writeln!(out, "  endpoint  POST /webhooks/{id}  ({provider}, tenant {tenant})")?;
+        }
+    }
+    if let Some(projector) = services.projector_address() {
+        match &config.journal {
+            Journal::Embedded(_) => {}
+            Journal::Kafka(kafka) => {
+                let (instance_id, group) = (&kafka.client.instance_id, &kafka.client.group);
+                writeln!(out, "member      {instance_id} of {group}, advertised as {}", kafka.advertise)?;
+            }
+        }
+        writeln!(out, "store       {}", config.projector.store.display())?;
+        writeln!(out, "queries     http://{projector}/v1/subjects")?;
+        writeln!(out, "attention   http://{projector}/v1/attention")?;
+    }
     writeln!(out, "Witness is up. Ctrl-C stops it.")?;
     Ok(out.flush()?)
 }

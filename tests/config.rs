@@ -131,18 +131,8 @@ fn values_of_the_wrong_type() {
 fn the_journal() {
     assert_spoiled(
         "kind = \"embedded\"",
-        "kind = \"kafka\"",
-        &["`journal.kind`", "Kafka comes in a later release; use kind = \"embedded\""],
-    );
-    assert_spoiled(
-        "kind = \"embedded\"",
-        "kind = \"kafka\"\nbrokers = \"localhost:9092\"\nkafka = { \"security.protocol\" = \"ssl\" }",
-        &["Kafka comes in a later release"],
-    );
-    assert_spoiled(
-        "kind = \"embedded\"",
         "kind = \"redis\"",
-        &["`journal.kind` is \"redis\"", "\"embedded\""],
+        &["`journal.kind` is \"redis\"", "\"embedded\" or \"kafka\""],
     );
     for number in ["0", "-1", "1025", "9223372036854775807"] {
         assert_spoiled(
@@ -157,6 +147,108 @@ fn the_journal() {
         "store = \"data/journal\"",
         &["`projector.store` is the folder of `journal.path`"],
     );
+}
+
+#[test]
+fn kafka() {
+    let spoiled = |rest: &str, expected: &[&str]| {
+        assert_spoiled("kind = \"embedded\"", &format!("kind = \"kafka\"\n{rest}"), expected);
+    };
+    let brokers = |rest: &str| format!("brokers = \"localhost:9092\"\n{rest}");
+    spoiled("", &["`journal.brokers` is missing", "brokers = \"kafka-1:9092,kafka-2:9092\""]);
+    for text in ["", " ", "a:9092,", ","] {
+        spoiled(&format!("brokers = \"{text}\""), &["`journal.brokers` is", "host:port"]);
+    }
+    for (number, expected) in [
+        ("0", "a whole number from 1 to 32"),
+        ("33", "a whole number from 1 to 32"),
+        ("2", "it must be 3 or more, unless allow_unsafe_topics = true"),
+    ] {
+        let rest = brokers(&format!("replication_factor = {number}"));
+        spoiled(&rest, &["`journal.replication_factor` is", number, expected]);
+    }
+    spoiled(&brokers("allow_unsafe_topics = 1"), &["line 4", "`allow_unsafe_topics`", "expected a boolean"]);
+    spoiled(&brokers("topics = { subjects = \"x\" }"), &["unknown key `subjects`", "`observations`"]);
+    for name in ["", "a b", "..", "ä"] {
+        let rest = brokers(&format!("topics = {{ claims = \"{name}\" }}"));
+        spoiled(&rest, &["`journal.topics.claims` is", "1 to 249 characters of A-Z a-z 0-9 . _ -"]);
+    }
+    spoiled(
+        &brokers("topics = { claims = \"witness.projections\" }"),
+        &["`journal.topics.projections` is \"witness.projections\"", "a name of its own"],
+    );
+}
+
+#[test]
+fn properties_of_librdkafka() {
+    let spoiled = |kafka: &str, expected: &[&str]| {
+        let to = format!("kind = \"kafka\"\nbrokers = \"localhost:9092\"\nkafka = {kafka}");
+        assert_spoiled("kind = \"embedded\"", &to, &[&["`journal.kafka"], expected].concat());
+    };
+    spoiled(&format!("\"{SECRET}\""), &["`journal.kafka` must be a table of librdkafka properties"]);
+    spoiled(&format!("[\"{SECRET}\"]"), &["`journal.kafka` must be a table of librdkafka properties"]);
+    spoiled(
+        "{ security.protocol = \"SSL\" }",
+        &["`journal.kafka.security` must be text", "in quotes, as in \"security.protocol\" = \"SSL\""],
+    );
+    spoiled("{ \"acks\" = 1 }", &["\"acks\" cannot be set", "on every in-sync replica"]);
+    spoiled("{ \"group.id\" = \"x\" }", &["\"group.id\" cannot be set", "a key of its own"]);
+    spoiled("{ \"no.such.property\" = \"x\" }", &["\"no.such.property\" is refused"]);
+    spoiled(&format!("{{ \"security.protocol\" = \"{SECRET}\" }}"), &["\"security.protocol\" is refused"]);
+}
+
+/// Some properties are only refused when a client is made of all of them.
+#[test]
+fn properties_that_do_not_go_together() {
+    let folder = folder();
+    let text = "kind = \"kafka\"\nbrokers = \"localhost:9092\"\nkafka = { \"security.protocol\" = \"SASL_PLAINTEXT\", \"sasl.mechanism\" = \"PLAIN\" }";
+    let text = GOOD.replacen("kind = \"embedded\"", text, 1);
+    fs::write(folder.path().join("witness.toml"), text).expect("written");
+    let expected = ["`journal.kafka`", "sasl.username and sasl.password must be set"];
+    assert_refused(&up(folder.path(), &[]), &expected);
+    assert!(!folder.path().join("data").exists(), "nothing may be made");
+}
+
+#[test]
+fn a_member_of_the_group() {
+    let spoiled = |key: &str, value: &str, expected: &[&str]| {
+        let to = format!("store = \"data/store\"\n{key} = \"{value}\"");
+        let key = format!("`projector.{key}` is");
+        assert_spoiled("store = \"data/store\"", &to, &[&[key.as_str()], expected].concat());
+    };
+    spoiled("group", "", &["give the consumer group a name"]);
+    spoiled("instance_id", "", &["1 to 64 characters"]);
+    spoiled("instance_id", "a/b", &["1 to 64 characters"]);
+    for url in [
+        "projector-1:8081",
+        "https://projector-1:8081",
+        "http://projector-1",
+        "http://:8081",
+        "http://projector-1:0",
+        "http://projector-1:8081/",
+        "http://someone@projector-1:8081",
+    ] {
+        spoiled("advertise", url, &[url, "http://host:port"]);
+    }
+}
+
+#[test]
+fn one_service_alone_needs_kafka() {
+    let folder = folder();
+    fs::write(folder.path().join("witness.toml"), GOOD).expect("written");
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_witness"));
+        command.args(arguments).current_dir(folder.path()).output().expect("witness runs")
+    };
+    for service in ["ingress", "projector"] {
+        let expected = ["`journal.kind` is \"embedded\"", "`witness up`", "kind = \"kafka\""];
+        assert_refused(&run(&[service]), &expected);
+    }
+    for action in ["create", "check"] {
+        let expected = ["`journal.kind` is \"embedded\", which has no topics", "kind = \"kafka\""];
+        assert_refused(&run(&["topics", action]), &expected);
+    }
+    assert!(!folder.path().join("data").exists(), "nothing may be made");
 }
 
 #[test]
@@ -295,7 +387,7 @@ fn variables() {
     let folder = folder();
     fs::write(folder.path().join("witness.toml"), GOOD).expect("written");
     for (variable, value, expected) in [
-        ("WITNESS__JOURNAL__KIND", "kafka", "Kafka comes in a later release"),
+        ("WITNESS__JOURNAL__KIND", "kafka", "`journal.brokers` is missing"),
         ("WITNESS__JOURNAL__PARTITION", "4", "WITNESS__JOURNAL__PARTITION: unknown key `partition`"),
         ("WITNESS__ENDPOINT__other__TENANT", "x", "the endpoints are: ycloud-main, shoc-main"),
         (

@@ -46,6 +46,11 @@ impl Progress {
         self.lock().get(&partition).cloned()
     }
 
+    /// The partitions that are this instance's.
+    pub fn held(&self) -> Vec<u32> {
+        self.lock().keys().copied().collect()
+    }
+
     /// Why the journal cannot be read, while it cannot.
     pub fn journal_problem(&self) -> Option<String> {
         lock(&self.journal_problem).clone()

@@ -2,6 +2,7 @@
 //! starts. Must never guess what a key may have meant, never let a value pass unread, and never show a
 //! secret in a message.
 
+mod journal;
 mod overrides;
 mod shape;
 
@@ -19,14 +20,13 @@ use schema::limits::TOLERANCE_SECONDS_DEFAULT;
 use schema::provider::parse_key_document;
 use schema::signature::Secret;
 
+pub(crate) use self::journal::{Journal, Kafka};
 use crate::wrong_use::WrongUse;
-use shape::{EndpointShape, FileShape, IngressShape, JournalShape, ProjectorShape, RateShape};
+use shape::{EndpointShape, FileShape, IngressShape, ProjectorShape, RateShape};
 
 /// The file that is read when none is named.
 pub(crate) const FILE_DEFAULT: &str = "witness.toml";
 
-/// Partitions a journal may have: more than any one machine has use for.
-const PARTITIONS: RangeInclusive<u64> = 1..=1024;
 /// Seconds of tolerance: up to a week, for a provider that retries for days without signing again.
 const TOLERANCE_SECONDS: RangeInclusive<u64> = 1..=604_800;
 /// Bytes a body may have; one record of the journal must hold it with room to spare.
@@ -49,18 +49,14 @@ pub(crate) struct Config {
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
-/// The embedded journal.
-#[derive(Clone, Debug)]
-pub(crate) struct Journal {
-    pub(crate) path: PathBuf,
-    pub(crate) partitions: NonZeroU32,
-}
-
 /// The projector and its HTTP answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Projector {
     pub(crate) listen: SocketAddr,
     pub(crate) store: PathBuf,
+    group: String,
+    instance_id: Option<String>,
+    advertise: Option<String>,
     token: Option<SecretReference>,
 }
 
@@ -204,7 +200,6 @@ impl Checker<'_> {
 
     fn config(&self, shape: FileShape) -> Result<Config, WrongUse> {
         let FileShape { journal, ingress, projector, endpoint } = shape;
-        let journal = self.journal(journal)?;
         let IngressShape { listen } = ingress;
         let ingress_listen = self.address("ingress.listen", listen, "127.0.0.1:8080")?;
         let projector = self.projector(projector)?;
@@ -212,12 +207,6 @@ impl Checker<'_> {
             return Err(
                 self.refuse("projector.listen", "is the address of `ingress.listen`; give it another port")
             );
-        }
-        if projector.store == journal.path {
-            return Err(self.refuse(
-                "projector.store",
-                "is the folder of `journal.path`; give each a folder of its own",
-            ));
         }
         if endpoint.is_empty() {
             return Err(WrongUse(format!(
@@ -234,38 +223,14 @@ impl Checker<'_> {
             }
             endpoints.push(endpoint);
         }
+        let journal = self.journal(journal, &projector, &endpoints)?;
         Ok(Config { file: self.file.to_owned(), journal, ingress_listen, projector, endpoints })
     }
 
-    fn journal(&self, shape: JournalShape) -> Result<Journal, WrongUse> {
-        let JournalShape { kind, path, partitions, brokers, kafka } = shape;
-        match kind.as_deref().unwrap_or("embedded") {
-            "embedded" => {}
-            "kafka" => {
-                let problem = "is \"kafka\", but Kafka comes in a later release; use kind = \"embedded\"";
-                return Err(self.refuse("journal.kind", problem));
-            }
-            other => {
-                return Err(
-                    self.refuse("journal.kind", format_args!("is {other:?}; it must be \"embedded\""))
-                );
-            }
-        }
-        for (key, is_set) in [("journal.brokers", brokers.is_some()), ("journal.kafka", kafka.is_some())] {
-            if is_set {
-                tracing::warn!("{}: `{key}` is not used with kind = \"embedded\"", self.file.display());
-            }
-        }
-        let partitions = self.bounded("journal.partitions", partitions, 4, PARTITIONS)?;
-        Ok(Journal {
-            path: self.folder("journal.path", path, "witness-data/journal")?,
-            partitions: non_zero(partitions),
-        })
-    }
-
     fn projector(&self, shape: ProjectorShape) -> Result<Projector, WrongUse> {
-        let ProjectorShape { listen, store, group, token } = shape;
-        if group.is_some_and(|group| group.is_empty()) {
+        let ProjectorShape { listen, store, group, instance_id, advertise, token } = shape;
+        let group = group.unwrap_or_else(|| "witness-projector".to_owned());
+        if group.is_empty() {
             return Err(
                 self.refuse("projector.group", "is empty; leave it out, or give the consumer group a name")
             );
@@ -280,7 +245,28 @@ impl Checker<'_> {
                 ),
             ));
         }
-        Ok(Projector { listen, store: self.folder("projector.store", store, "witness-data/store")?, token })
+        if let Some(instance_id) = &instance_id {
+            self.name("projector.instance_id", instance_id)?;
+        }
+        if let Some(advertise) = &advertise {
+            self.advertise(advertise)?;
+        }
+        let store = self.folder("projector.store", store, "witness-data/store")?;
+        Ok(Projector { listen, store, group, instance_id, advertise, token })
+    }
+
+    fn advertise(&self, url: &str) -> Result<(), WrongUse> {
+        let authority = url.strip_prefix("http://").and_then(|rest| rest.rsplit_once(':'));
+        let is_good = authority.is_some_and(|(host, port)| {
+            let characters =
+                host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_[]:".contains(&byte));
+            characters && !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0)
+        });
+        if is_good {
+            return Ok(());
+        }
+        let problem = format!("is {url:?}; it must be http://host:port, as other projectors reach this one");
+        Err(self.refuse("projector.advertise", problem))
     }
 
     fn endpoint(&self, number: usize, shape: EndpointShape) -> Result<Endpoint, WrongUse> {
@@ -391,10 +377,7 @@ impl Checker<'_> {
     }
 
     fn name(&self, key: &str, text: &str) -> Result<(), WrongUse> {
-        let characters = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-        // A path segment of dots alone would be taken out of a URL by every client.
-        let dots = text == "." || text == "..";
-        if characters && !dots && ID_CHARACTERS.contains(&text.len()) {
+        if is_name(text, ID_CHARACTERS) {
             return Ok(());
         }
         let (least, most) = (ID_CHARACTERS.start(), ID_CHARACTERS.end());
@@ -435,6 +418,13 @@ impl Checker<'_> {
             self.refuse(key, format_args!("is {value}; it must be a whole number from {least} to {most}"))
         })
     }
+}
+
+fn is_name(text: &str, characters: RangeInclusive<usize>) -> bool {
+    // A path segment of dots alone would be taken out of a URL by every client; Kafka takes no such topic.
+    let dots = text == "." || text == "..";
+    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    text.bytes().all(is_good) && !dots && characters.contains(&text.len())
 }
 
 /// A number whose range, checked before, begins at one and ends far below the type's own end.

@@ -4,7 +4,9 @@
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::shape::{EndpointShape, FileShape, IngressShape, JournalShape, ProjectorShape, problem};
+use super::shape::{
+    EndpointShape, FileShape, IngressShape, JournalShape, ProjectorShape, TopicsShape, problem,
+};
 use crate::wrong_use::WrongUse;
 
 const PREFIX: &str = "WITNESS__";
@@ -73,24 +75,44 @@ impl Override<'_> {
         let (section, key) = name.split_once("__").unwrap_or((name, ""));
         match section {
             "JOURNAL" => {
-                let JournalShape { kind, path, partitions, brokers, kafka } = self.read(key)?;
+                let JournalShape {
+                    kind,
+                    path,
+                    partitions,
+                    brokers,
+                    replication_factor,
+                    allow_unsafe_topics,
+                    topics,
+                    kafka,
+                } = self.read(key)?;
                 let journal = &mut shape.journal;
                 replace(&mut journal.kind, kind);
                 replace(&mut journal.path, path);
                 replace(&mut journal.partitions, partitions);
                 replace(&mut journal.brokers, brokers);
-                replace(&mut journal.kafka, kafka);
+                replace(&mut journal.replication_factor, replication_factor);
+                replace(&mut journal.allow_unsafe_topics, allow_unsafe_topics);
+                if let Some(TopicsShape { observations, projections, claims }) = topics {
+                    let topics = journal.topics.get_or_insert_default();
+                    replace(&mut topics.observations, observations);
+                    replace(&mut topics.projections, projections);
+                    replace(&mut topics.claims, claims);
+                }
+                merge(&mut journal.kafka, kafka);
             }
             "INGRESS" => {
                 let IngressShape { listen } = self.read(key)?;
                 replace(&mut shape.ingress.listen, listen);
             }
             "PROJECTOR" => {
-                let ProjectorShape { listen, store, group, token } = self.read(key)?;
+                let ProjectorShape { listen, store, group, instance_id, advertise, token } =
+                    self.read(key)?;
                 let projector = &mut shape.projector;
                 replace(&mut projector.listen, listen);
                 replace(&mut projector.store, store);
                 replace(&mut projector.group, group);
+                replace(&mut projector.instance_id, instance_id);
+                replace(&mut projector.advertise, advertise);
                 replace(&mut projector.token, token);
             }
             _ => {
@@ -133,5 +155,14 @@ impl Override<'_> {
 fn replace<T>(place: &mut Option<T>, value: Option<T>) {
     if value.is_some() {
         *place = value;
+    }
+}
+
+/// What a table names is set in the table that is there; the rest of it stays.
+fn merge(place: &mut Option<Value>, value: Option<Value>) {
+    if let (Some(Value::Table(table)), Some(Value::Table(more))) = (place.as_mut(), &value) {
+        table.extend(more.clone());
+    } else {
+        replace(place, value);
     }
 }

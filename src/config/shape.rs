@@ -17,6 +17,7 @@ pub(super) struct FileShape {
     pub(super) endpoint: Vec<EndpointShape>,
 }
 
+/// `kafka` is read as any value, so that no message about its type can quote a password that stands in it.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct JournalShape {
@@ -24,7 +25,18 @@ pub(super) struct JournalShape {
     pub(super) path: Option<String>,
     pub(super) partitions: Option<i64>,
     pub(super) brokers: Option<String>,
-    pub(super) kafka: Option<toml::Table>,
+    pub(super) replication_factor: Option<i64>,
+    pub(super) allow_unsafe_topics: Option<bool>,
+    pub(super) topics: Option<TopicsShape>,
+    pub(super) kafka: Option<toml::Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TopicsShape {
+    pub(super) observations: Option<String>,
+    pub(super) projections: Option<String>,
+    pub(super) claims: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -41,6 +53,8 @@ pub(super) struct ProjectorShape {
     pub(super) listen: Option<String>,
     pub(super) store: Option<String>,
     pub(super) group: Option<String>,
+    pub(super) instance_id: Option<String>,
+    pub(super) advertise: Option<String>,
     pub(super) token: Option<toml::Value>,
 }
 

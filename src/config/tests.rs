@@ -1,6 +1,7 @@
 //! What a good configuration means, and what variables make of it. Must never stand in for the refusals,
 //! which are tried on the built program.
 
+use super::journal::Embedded;
 use super::*;
 
 const SMALLEST: &str = r#"
@@ -20,6 +21,20 @@ fn good(text: &str, environment: &[(&str, &str)]) -> Config {
     parse(text, environment).expect("a good configuration")
 }
 
+fn embedded(config: &Config) -> &Embedded {
+    match &config.journal {
+        Journal::Embedded(embedded) => embedded,
+        Journal::Kafka(_) => panic!("not the embedded journal"),
+    }
+}
+
+fn kafka(config: &Config) -> &Kafka {
+    match &config.journal {
+        Journal::Embedded(_) => panic!("not Kafka"),
+        Journal::Kafka(kafka) => kafka,
+    }
+}
+
 fn address(text: &str) -> SocketAddr {
     text.parse().expect("an address")
 }
@@ -27,8 +42,8 @@ fn address(text: &str) -> SocketAddr {
 #[test]
 fn what_is_left_out_has_a_default() {
     let config = good(SMALLEST, &[]);
-    assert_eq!(config.journal.path, Path::new("witness-data/journal"));
-    assert_eq!(config.journal.partitions.get(), 4);
+    assert_eq!(embedded(&config).path, Path::new("witness-data/journal"));
+    assert_eq!(config.journal.partitions().get(), 4);
     assert_eq!(config.ingress_listen, address("127.0.0.1:8080"));
     assert_eq!(config.projector.listen, address("127.0.0.1:8081"));
     assert_eq!(config.projector.store, Path::new("witness-data/store"));
@@ -59,6 +74,80 @@ fn what_the_example_comments_out_is_good_too() {
     assert_eq!(config.endpoint("shoc-main").expect("shoc").body_bytes_max, 262_144);
     assert!(config.projector.token.is_some());
     assert!(config.endpoint("ycloud-main").expect("ycloud").rate.is_some());
+
+    let config = good(&uncommented.replacen("kind = \"embedded\"", "kind = \"kafka\"", 1), &[]);
+    let kafka = kafka(&config);
+    assert_eq!(kafka.client.brokers, "kafka-1:9092,kafka-2:9092");
+    assert_eq!((kafka.replicas, kafka.allow_unsafe_topics), (3, false));
+    assert_eq!(kafka.client.topics.claims, "witness.claims");
+    assert_eq!(kafka.client.instance_id, "projector-1");
+    assert_eq!(kafka.advertise, "http://projector-1:8081");
+    assert_eq!(kafka.client.properties["security.protocol"], "SASL_SSL");
+}
+
+#[test]
+fn kafka_is_told_how_to_be_reached() {
+    let text = r#"
+[journal]
+kind = "kafka"
+brokers = "localhost:9092"
+partitions = 12
+replication_factor = 1
+allow_unsafe_topics = true
+[journal.topics]
+claims = "other.claims"
+[journal.kafka]
+"security.protocol" = "SASL_PLAINTEXT"
+"sasl.username" = "witness"
+"linger.ms" = 1
+"socket.keepalive.enable" = true
+[projector]
+listen = "0.0.0.0:8081"
+token = "env:TOKEN"
+group = "projectors"
+"#;
+    let config = good(
+        &format!("{text}{SMALLEST}max_body_bytes = 8388608"),
+        &[
+            ("WITNESS__JOURNAL__KAFKA", "{ \"sasl.password\" = \"hush\", \"linger.ms\" = 2 }"),
+            ("WITNESS__JOURNAL__TOPICS", "{ projections = \"other.projections\" }"),
+            ("WITNESS__PROJECTOR__INSTANCE_ID", "7"),
+        ],
+    );
+    assert_eq!(config.journal.partitions().get(), 12);
+    let Kafka { client, replicas, allow_unsafe_topics, advertise } = kafka(&config);
+    assert_eq!((*replicas, *allow_unsafe_topics), (1, true));
+    assert_eq!((client.brokers.as_str(), client.group.as_str()), ("localhost:9092", "projectors"));
+    assert_eq!(client.instance_id, "7");
+    let topics = ["witness.observations", "other.projections", "other.claims"];
+    assert_eq!(topics, [&client.topics.observations, &client.topics.projections, &client.topics.claims]);
+    let properties: Vec<(&str, &str)> =
+        client.properties.iter().map(|(property, value)| (property.as_str(), value.as_str())).collect();
+    assert_eq!(
+        properties,
+        [
+            ("linger.ms", "2"),
+            ("sasl.password", "hush"),
+            ("sasl.username", "witness"),
+            ("security.protocol", "SASL_PLAINTEXT"),
+            ("socket.keepalive.enable", "true"),
+        ]
+    );
+    assert_eq!(client.record_bytes_max, 9 * 1024 * 1024, "the largest body must go into a record");
+    assert!(advertise.starts_with("http://") && advertise.ends_with(":8081"), "{advertise}");
+    assert!(!advertise.contains("0.0.0.0"), "{advertise} reaches nobody");
+    assert!(!format!("{config:?}").contains("hush"));
+}
+
+#[test]
+fn kafka_has_defaults_too() {
+    let text = format!("[journal]\nkind = \"kafka\"\nbrokers = \"localhost\"\n{SMALLEST}");
+    let config = good(&text, &[("WITNESS__PROJECTOR__INSTANCE_ID", "one")]);
+    let Kafka { client, replicas, allow_unsafe_topics, advertise } = kafka(&config);
+    assert_eq!((*replicas, *allow_unsafe_topics), (3, false));
+    assert_eq!((client.group.as_str(), client.partitions.get()), ("witness-projector", 4));
+    assert_eq!(client.record_bytes_max, 2 * 1024 * 1024);
+    assert_eq!(advertise, "http://127.0.0.1:8081");
 }
 
 #[test]
@@ -79,8 +168,8 @@ fn a_variable_overrides_any_value() {
             ("WITNESS_LOG_FORMAT", "json"),
         ],
     );
-    assert_eq!(config.journal.partitions.get(), 7);
-    assert_eq!(config.journal.path, Path::new("2026-07-16"), "text stays text");
+    assert_eq!(config.journal.partitions().get(), 7);
+    assert_eq!(embedded(&config).path, Path::new("2026-07-16"), "text stays text");
     assert_eq!(config.projector.store, Path::new("7"), "text stays text");
     assert_eq!(config.ingress_listen, address("0.0.0.0:9000"));
     assert_eq!(config.projector.listen, address("[::]:9001"));

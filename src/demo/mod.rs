@@ -18,7 +18,7 @@ use service::clock::{Clock, SystemClock};
 use tokio::sync::oneshot;
 
 use crate::config::Config;
-use crate::serve::Services;
+use crate::serve::{Services, Which};
 use crate::telemetry;
 use crate::up::interrupted;
 use play::{Stage, endpoint_id};
@@ -56,8 +56,9 @@ async fn perform(arguments: &Arguments, folder: &Path) -> anyhow::Result<bool> {
     tokio::pin!(interrupted);
     let config_file = write_configuration(folder)?;
     let config = Config::load(&config_file, [])?;
-    let services = Services::open(&config, telemetry::metrics()?).await?;
-    let (ingress, projector) = (services.ingress_address()?, services.projector_address()?);
+    let services = Services::open(&config, Which::Both, telemetry::metrics()?).await?;
+    let ingress = services.ingress_address().context("the ingress is not bound")?;
+    let projector = services.projector_address().context("the projector is not bound")?;
     let mut secrets = BTreeMap::new();
     for endpoint in &config.endpoints {
         secrets.insert(endpoint.provider, endpoint.signing_secret().await?);

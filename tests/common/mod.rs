@@ -1,4 +1,4 @@
-//! A real `witness up` for the end-to-end tests: its folder, its configuration, its process, and a client that
+//! A real `witness` for the end-to-end tests: its folder, its configuration, its processes, and a client that
 //! signs as the providers do. Must never reach into the program other than through HTTP, signals and its folder.
 
 #![allow(dead_code, reason = "a module of several test binaries, each of which uses a part")]
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use schema::Provider;
 use schema::signature::Secret;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use service::clock::{Clock, SystemClock};
 use tempfile::TempDir;
 
 /// How long a start or a stop may take before the test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes an answer may have; a page of projections with large values is the greatest.
 const ANSWER_BYTES_MAX: u64 = 512 * 1024 * 1024;
 /// Items the reading of everything asks for at once.
@@ -29,6 +29,9 @@ pub(crate) const ENDPOINTS: [(&str, Provider, &str); 3] = [
     ("shoc-main", Provider::Shoc, "6f6e6c792d666f722d7465737473"),
     ("yutai-main", Provider::Yutai, "another-secret-for-tests-only"),
 ];
+
+/// The program under test.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_witness");
 
 /// The key id that SHOC signs with here.
 const SHOC_KEY_ID: &str = "2026-01-01T00";
@@ -68,26 +71,40 @@ impl Installation {
     /// Starts it under another program, such as a tracer, whose command line ends where ours begins.
     pub(crate) fn start_under(&self, wrapper: &[&str], store: &str) -> Service {
         let [ingress, projector] = [free_address(), free_address()];
-        let config = self.path().join("witness.toml");
-        fs::write(&config, self.configuration(&ingress, &projector, store))
-            .expect("the configuration is written");
-        let log = self.path().join("log");
+        let configuration = self.configuration(&ingress, &projector, store);
+        let mut service =
+            self.spawn(wrapper, "up", "witness", &configuration, Client::new(ingress, projector));
+        for address in [service.client.ingress.clone(), service.client.projector.clone()] {
+            service.wait_for(&address, "/health/ready");
+        }
+        service
+    }
+
+    /// Starts a subcommand with its own configuration file and log, both named `name`, and does not wait.
+    pub(crate) fn spawn(
+        &self,
+        wrapper: &[&str],
+        subcommand: &str,
+        name: &str,
+        configuration: &str,
+        client: Client,
+    ) -> Service {
+        let config = self.path().join(format!("{name}.toml"));
+        fs::write(&config, configuration).expect("the configuration is written");
+        let log = self.path().join(format!("{name}.log"));
         let output = File::options().create(true).append(true).open(&log).expect("the log opens");
-        let program = env!("CARGO_BIN_EXE_witness");
-        let words = wrapper.iter().copied().chain([program, "up", "--config"]).collect::<Vec<_>>();
+        let words = wrapper.iter().copied().chain([PROGRAM, subcommand, "--config"]).collect::<Vec<_>>();
         let child = Command::new(words[0])
             .args(&words[1..])
             .arg(&config)
             .current_dir(self.path())
-            .env("RUST_LOG", "warn")
+            .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "warn".to_owned()))
             .stdin(Stdio::null())
             .stdout(output.try_clone().expect("the log is shared"))
             .stderr(output)
             .spawn()
-            .expect("`witness up` starts");
-        let mut service = Service { child, log, client: Client { ingress, projector, agent: agent() } };
-        service.wait_until_ready();
-        service
+            .expect("`witness` starts");
+        Service { child, log, client }
     }
 
     fn configuration(&self, ingress: &str, projector: &str, store: &str) -> String {
@@ -97,6 +114,14 @@ impl Installation {
              [ingress]\nlisten = \"{ingress}\"\n\
              [projector]\nlisten = \"{projector}\"\nstore = \"{folder}/{store}\"\n"
         );
+        text += &self.endpoints();
+        text
+    }
+
+    /// The part of a configuration that names the endpoints.
+    pub(crate) fn endpoints(&self) -> String {
+        let folder = self.path().display();
+        let mut text = String::new();
         for (id, provider, _) in ENDPOINTS {
             let source = match provider {
                 Provider::Shoc => format!("keys = \"file:{folder}/{id}\""),
@@ -128,7 +153,7 @@ impl Installation {
 }
 
 /// A port that was free a moment ago. Another process may take it in between; the start then fails loudly.
-fn free_address() -> String {
+pub(crate) fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its address").to_string()
 }
@@ -146,11 +171,63 @@ pub(crate) struct Delivery {
     pub(crate) body: Vec<u8>,
 }
 
+impl Delivery {
+    /// A delivery about one of few subjects, so that ties, stale states, contradictions and long histories
+    /// happen; now and then one of an unknown type, and one that is large.
+    pub(crate) fn random(random: &mut Random, event_id: String) -> Self {
+        let endpoint = random.below(ENDPOINTS.len() as u64) as usize;
+        let time = format!("2026-03-01T10:00:{:02}.000Z", random.below(60));
+        let number = random.below(20);
+        let body = match ENDPOINTS[endpoint].1 {
+            Provider::YCloud if random.below(40) == 0 => {
+                json!({"id": event_id, "type": "unheard.of", "x": number})
+            }
+            Provider::YCloud => {
+                let status = ["accepted", "sent", "delivered", "read", "failed"][random.below(5) as usize];
+                let padding = if random.below(100) == 0 { 600_000 } else { 10 };
+                let text = "x".repeat(padding);
+                let message = json!({"id": format!("message-{number}"), "status": status, "updateTime": time, "text": text});
+                json!({"id": event_id, "type": "whatsapp.message.updated", "whatsappMessage": message})
+            }
+            Provider::Shoc => {
+                let (event_type, data) = if random.below(2) == 0 {
+                    let status = ["new", "assigned", "completed", "asleep"][random.below(4) as usize];
+                    let data =
+                        json!({"work_order_id": number.to_string(), "wo_status": status, "updated_at": time});
+                    ("work_order.updated", data)
+                } else {
+                    let comment = format!("{number}#{}", random.below(30));
+                    let data =
+                        json!({"work_order_id": number.to_string(), "comment_id": comment, "text": event_id});
+                    ("work_order.comment_added", data)
+                };
+                json!({"schema_version": 1, "delivery_id": event_id, "event_type": event_type, "data": data})
+            }
+            Provider::Yutai => {
+                let (kind, payload) = if random.below(2) == 0 {
+                    let tier = format!("Tier {}", random.below(3));
+                    (
+                        "tier_changed",
+                        json!({"credentialId": format!("credential-{number}"), "tier": tier, "asOf": time}),
+                    )
+                } else {
+                    let kind = ["connect_linked", "connect_revoked"][random.below(2) as usize];
+                    (kind, json!({"external_ref": format!("customer-{number}")}))
+                };
+                json!({"eventId": event_id, "kind": kind, "payload": payload})
+            }
+        };
+        Self { endpoint, event_id, body: body.to_string().into_bytes() }
+    }
+}
+
 /// What came back.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) text: String,
+    /// Of an answer about a subject: the offset below which its partition was derived.
+    pub(crate) offset: Option<u64>,
 }
 
 impl Answer {
@@ -159,7 +236,7 @@ impl Answer {
     }
 }
 
-/// A running `witness up`. Killed when dropped.
+/// A running `witness`. Killed when dropped.
 pub(crate) struct Service {
     child: Child,
     log: PathBuf,
@@ -173,25 +250,24 @@ impl Drop for Service {
 }
 
 impl Service {
-    fn wait_until_ready(&mut self) {
+    /// Waits until that path of that address answers 200.
+    pub(crate) fn wait_for(&mut self, address: &str, path: &str) {
         let started = Instant::now();
-        for address in [self.client.ingress.clone(), self.client.projector.clone()] {
-            loop {
-                let answer = self.client.fetch(&address, "/health/ready");
-                if answer.as_ref().is_ok_and(|answer| answer.status == 200) {
-                    break;
-                }
-                self.assert_running();
-                assert!(started.elapsed() < PATIENCE, "not ready: {answer:?}\n{}", self.log_text());
-                std::thread::sleep(Duration::from_millis(10));
+        loop {
+            let answer = self.client.fetch(address, path);
+            if answer.as_ref().is_ok_and(|answer| answer.status == 200) {
+                return;
             }
+            self.assert_running();
+            assert!(started.elapsed() < PATIENCE, "not ready: {answer:?}\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
     /// Fails with its log where the process has ended by itself.
     pub(crate) fn assert_running(&mut self) {
         let status = self.child.try_wait().expect("its status");
-        assert!(status.is_none(), "`witness up` ended ({status:?}):\n{}", self.log_text());
+        assert!(status.is_none(), "`witness` ended ({status:?}):\n{}", self.log_text());
     }
 
     /// The process's id.
@@ -199,7 +275,7 @@ impl Service {
         self.child.id()
     }
 
-    fn log_text(&self) -> String {
+    pub(crate) fn log_text(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
@@ -210,11 +286,15 @@ impl Service {
         drop(self.child.wait());
     }
 
+    /// Sends a signal by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        assert!(sent.expect("kill runs").success(), "SIG{name} could not be sent");
+    }
+
     /// SIGTERM, and waits for the end of a graceful stop.
     pub(crate) fn stop(mut self) {
-        let sent =
-            Command::new("kill").arg("-TERM").arg(self.child.id().to_string()).status().expect("kill runs");
-        assert!(sent.success(), "SIGTERM could not be sent");
+        self.signal("TERM");
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("its status") {
@@ -236,6 +316,15 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    pub(crate) fn new(ingress: String, projector: String) -> Self {
+        Self { ingress, projector, agent: agent() }
+    }
+
+    /// Of a process that listens on one address.
+    pub(crate) fn of(address: &str) -> Self {
+        Self::new(address.to_owned(), address.to_owned())
+    }
+
     /// Posts a delivery signed now by its endpoint's provider.
     pub(crate) fn post(&self, delivery: &Delivery) -> Result<Answer, String> {
         self.post_signed(delivery, ENDPOINTS[delivery.endpoint].2)
@@ -262,7 +351,12 @@ impl Client {
 
     /// Asks the projector.
     pub(crate) fn get(&self, path: &str) -> Answer {
-        self.fetch(&self.projector, path).unwrap_or_else(|error| panic!("{path}: {error}"))
+        self.try_get(path).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    /// Asks the projector, which may not be there.
+    pub(crate) fn try_get(&self, path: &str) -> Result<Answer, String> {
+        self.fetch(&self.projector, path)
     }
 
     fn fetch(&self, address: &str, path: &str) -> Result<Answer, String> {
@@ -270,7 +364,7 @@ impl Client {
     }
 
     /// Every page of a list.
-    fn pages(&self, path: &str) -> Vec<String> {
+    pub(crate) fn pages(&self, path: &str) -> Vec<String> {
         let mut pages = Vec::new();
         let mut query = format!("?limit={PAGE_ITEMS}");
         loop {
@@ -312,7 +406,11 @@ impl Client {
 fn answer(response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Answer, String> {
     let mut response = response.map_err(|error| error.to_string())?;
     let text = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
-    Ok(Answer { status: response.status().as_u16(), text: text.map_err(|error| error.to_string())? })
+    let offset = response.headers().get("witness-offset");
+    let offset =
+        offset.map(|value| value.to_str().ok().and_then(|text| text.parse().ok()).expect("an offset"));
+    let text = text.map_err(|error| error.to_string())?;
+    Ok(Answer { status: response.status().as_u16(), text, offset })
 }
 
 /// The items of a list's pages.

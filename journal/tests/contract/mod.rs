@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use journal::{AppendError, Appender, Assigned, Consumer, NewRecord, PartitionOwner, Polled, Record, Topic};
+use journal::{
+    AppendError, Appender, Assigned, Committed, Consumer, NewRecord, PartitionOwner, Polled, Publication,
+    Record, Topic,
+};
 
 /// Partitions the journals under test have.
 pub const PARTITIONS: NonZeroU32 = NonZeroU32::new(3).unwrap();
@@ -19,6 +22,8 @@ pub trait Journal {
     fn appender(&self) -> &dyn Appender;
     /// A new reader of the observations, independent of all others.
     fn consumer(&self) -> Box<dyn Consumer>;
+    /// A reader of `topic` in the one group of publishers.
+    fn publisher(&self, topic: Topic) -> Box<dyn Consumer>;
 }
 
 /// Owns every partition, from the given offset; refuses those named.
@@ -31,8 +36,9 @@ pub struct Owner {
 
 impl PartitionOwner for Owner {
     fn assigned(&mut self, assigned: Assigned) -> Result<u64, String> {
+        let is_refused = self.refused.contains(&assigned.partition);
         self.assigned.push(assigned);
-        if self.refused.contains(&assigned.partition) { Err("refused".to_owned()) } else { Ok(self.from) }
+        if is_refused { Err("refused".to_owned()) } else { Ok(self.from) }
     }
 
     fn revoked(&mut self, _partition: u32) {}
@@ -123,4 +129,46 @@ pub async fn odd_appends(journal: &dyn Journal) {
     assert!(matches!(huge, Err(AppendError::TooLarge { .. })), "{huge:?}");
     assert_eq!(journal.appender().health(), Ok(()));
     assert_eq!(journal.appender().partitions(), PARTITIONS);
+}
+
+/// Publications and offsets come together, and a later owner is told how far the group is.
+pub fn publications_are_remembered(journal: &dyn Journal) {
+    let publication = |partition: u32, offset: u64, text: &str| Publication {
+        partition,
+        offset,
+        metadata: text.to_owned(),
+        projections: vec![record(partition, "a", text.to_owned()), record(partition, "b", text.to_owned())],
+        claims: vec![record(2, "c", text.to_owned())],
+    };
+    let assigned = |publisher: &mut dyn Consumer| {
+        let mut owner = Owner::default();
+        let started = Instant::now();
+        while owner.assigned.len() < PARTITIONS.get() as usize {
+            assert!(started.elapsed() < Duration::from_secs(30), "only {:?}", owner.assigned);
+            drop(publisher.poll(&mut owner, Duration::from_millis(50)));
+        }
+        owner.assigned.sort_by_key(|assigned| assigned.partition);
+        owner.assigned.into_iter().map(|assigned| assigned.committed).collect::<Vec<_>>()
+    };
+    let mut first = journal.publisher(Topic::Observations);
+    assert_eq!(assigned(&mut *first), [None, None, None]);
+    first.publish(vec![publication(0, 3, "one"), publication(1, 0, "")]).expect("published");
+    first.publish(vec![publication(0, 5, "two")]).expect("published");
+    drop(first);
+    let committed = |offset, metadata: &str| Some(Committed { offset, metadata: metadata.to_owned() });
+    let mut second = journal.publisher(Topic::Observations);
+    assert_eq!(assigned(&mut *second), [committed(5, "two"), committed(0, ""), None]);
+    drop(second);
+
+    let mut owner = Owner::default();
+    let found = read(&mut *journal.publisher(Topic::Projections), &mut owner, 6);
+    let texts =
+        |partition: usize| found[partition].iter().map(|record| record.value.to_vec()).collect::<Vec<_>>();
+    assert_eq!(texts(0), [b"one", b"one", b"two", b"two"]);
+    assert_eq!(texts(1), [b"", b""]);
+    let found = read(&mut *journal.publisher(Topic::Claims), &mut Owner::default(), 3);
+    assert_eq!(
+        found[2].iter().map(|record| record.value.to_vec()).collect::<Vec<_>>(),
+        [&b"one"[..], b"", b"two"]
+    );
 }

@@ -88,11 +88,13 @@ async fn authorize(State(token): State<Option<Arc<str>>>, request: Request, next
         .into_response()
 }
 
+/// Ready when everything that is this instance's can be answered; other partitions are other instances'.
 async fn ready(State(source): State<Source>) -> Response {
-    let partitions = 0..source.store.partitions();
-    let partitions = partitions.filter_map(|partition| source.usable(partition).err()?.detail);
-    let problems: Vec<String> = source.progress.journal_problem().into_iter().chain(partitions).collect();
-    server::readiness(&problems)
+    let held = source.progress.held();
+    let nothing = held.is_empty().then(|| "no partition is assigned yet".to_owned());
+    let partitions = held.into_iter().filter_map(|partition| source.usable(partition).err()?.detail);
+    let problems = source.progress.journal_problem().into_iter().chain(nothing).chain(partitions);
+    server::readiness(&problems.collect::<Vec<_>>())
 }
 
 async fn subject(State(source): State<Source>, path: SubjectPath, query: RawParameters) -> Response {
