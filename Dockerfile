@@ -13,7 +13,7 @@ COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/build/target \
     cargo build --release --locked --package witness \
-    && strip --output=/witness target/release/witness
+    && strip -o /witness target/release/witness
 
 FROM debian:bookworm-slim
 # For brokers, registries and secret stores behind TLS.

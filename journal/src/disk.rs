@@ -2,7 +2,7 @@
 //! about sled 0.34's sharp edges stands here and nowhere else. Must never call a write durable before
 //! `fdatasync` returned, and never hand sled a value that it would put into a file of its own.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use thiserror::Error;
 /// Bytes one physical value may have. sled puts a page of more than 128 KiB into a file of its own in
 /// `blobs/`, which it never syncs. A leaf splits at 16 values, so 17 of these with keys of up to 2.5 KiB
 /// stay below that (measured: with 24 KiB, 100 values of 1 MiB left 400 files there; with 7 KiB none, at
-/// the same speed).
+/// the same speed). Keys are not split: with keys of 10 KB files appear, with 6 KB none did.
 pub const VALUE_BYTES_MAX: usize = 5 * 1024;
 
 /// How long an open waits for another process's lock: sled's lock can outlive its process for a moment.
@@ -74,29 +74,27 @@ pub struct Disk {
 impl Disk {
     /// Opens the folder, making it where it is missing.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let io_error = |path: &Path| {
-            let path = path.to_owned();
-            move |error| Error::Io { path, error }
-        };
         fs::create_dir_all(path).map_err(io_error(path))?;
-        remove_unfinished_snapshots(path).map_err(io_error(path))?;
         let config = sled::Config::new().path(path).cache_capacity(CACHE_BYTES).flush_every_ms(Some(500));
         let started = Instant::now();
         let database = loop {
-            match config.open() {
-                Ok(database) => break database,
-                Err(error) if is_lock_contention(&error) => {
-                    if started.elapsed() > LOCK_WAIT {
-                        return Err(Error::InUse { path: path.to_owned() });
-                    }
-                    std::thread::sleep(Duration::from_millis(50));
+            match open_unless_locked(path, &config)? {
+                Some(database) => break database,
+                None if started.elapsed() > LOCK_WAIT => {
+                    return Err(Error::InUse { path: path.to_owned() });
                 }
-                Err(error) => return Err(Error::Database { path: path.to_owned(), error }),
+                None => std::thread::sleep(Duration::from_millis(50)),
             }
         };
+        sync_folders(path);
         let file_path = path.join("db");
         let file = File::open(&file_path).map_err(io_error(&file_path))?;
-        Ok(Self { path: path.to_owned(), database, file })
+        let disk = Self { path: path.to_owned(), database, file };
+        let files = disk.blob_files()?;
+        if files > 0 {
+            tracing::error!(path = %path.display(), files, "data lies in files that the database does not sync");
+        }
+        Ok(disk)
     }
 
     /// The folder.
@@ -123,8 +121,49 @@ impl Disk {
         self.database.size_on_disk().map_err(|error| self.database_error(error))
     }
 
+    /// Files outside the database's own, which it does not sync: none, unless keys are far too long.
+    pub fn blob_files(&self) -> Result<usize, Error> {
+        let path = self.path.join("blobs");
+        Ok(fs::read_dir(&path).map_err(io_error(&path))?.count())
+    }
+
     fn database_error(&self, error: sled::Error) -> Error {
         Error::Database { path: self.path.clone(), error }
+    }
+}
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |error| Error::Io { path, error }
+}
+
+/// Opens the database; `None` while another process has it.
+fn open_unless_locked(path: &Path, config: &sled::Config) -> Result<Option<sled::Db>, Error> {
+    let file_path = path.join("db");
+    match OpenOptions::new().read(true).write(true).open(&file_path) {
+        // sled holds the same lock while it writes a snapshot, so what is removed here is nobody's.
+        Ok(file) => match file.try_lock() {
+            Ok(()) => remove_unfinished_snapshots(path).map_err(io_error(path))?,
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(io_error(&file_path)(error)),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(io_error(&file_path)(error)),
+    }
+    match config.open() {
+        Ok(database) => Ok(Some(database)),
+        Err(error) if is_lock_contention(&error) => Ok(None),
+        Err(error) => Err(Error::Database { path: path.to_owned(), error }),
+    }
+}
+
+/// A file that was just made is found again after a loss of power only if its folder was synced too, and
+/// that one's folder. Some file systems cannot sync a folder, and not every folder above is ours to read.
+fn sync_folders(path: &Path) {
+    for folder in path.canonicalize().iter().flat_map(|path| path.ancestors()) {
+        if let Err(error) = File::open(folder).and_then(|folder| folder.sync_all()) {
+            tracing::debug!(folder = %folder.display(), %error, "the folder cannot be synced");
+        }
     }
 }
 
@@ -156,7 +195,11 @@ fn is_lock_contention(error: &sled::Error) -> bool {
 }
 
 /// An ordered map whose values may be of any size. A value is stored under its key with a tag before it;
-/// what does not fit follows in chunks under `FF key number`, outside of every range of keys.
+/// what does not fit follows in chunks under `FF key number`, outside of every range of keys. No key may
+/// begin with `FF` itself.
+///
+/// A batch happens at once, but a value in chunks is read in several steps: whoever replaces values keeps
+/// readers out while a batch is applied.
 #[derive(Clone, Debug)]
 pub struct Tree {
     tree: sled::Tree,
@@ -189,14 +232,31 @@ impl Tree {
         from: &[u8],
         to: &[u8],
     ) -> impl DoubleEndedIterator<Item = Result<(Vec<u8>, Vec<u8>), Error>> + use<'_> {
-        let to = to.min(&[CONTINUATION]).to_vec();
-        // sled panics on a range that ends before it begins.
-        let from = from.to_vec().min(to.clone());
-        self.tree.range(from..to).map(|item| {
-            let (key, first) = item.map_err(|error| self.database_error(error))?;
+        self.first_chunks(from, to).map(|item| {
+            let (key, first) = item?;
             let value = self.whole(&key, &first)?;
             Ok((key.to_vec(), value))
         })
+    }
+
+    /// The keys alone of [`Tree::range`].
+    pub fn keys(
+        &self,
+        from: &[u8],
+        to: &[u8],
+    ) -> impl DoubleEndedIterator<Item = Result<Vec<u8>, Error>> + use<'_> {
+        self.first_chunks(from, to).map(|item| Ok(item?.0.to_vec()))
+    }
+
+    fn first_chunks(
+        &self,
+        from: &[u8],
+        to: &[u8],
+    ) -> impl DoubleEndedIterator<Item = Result<(sled::IVec, sled::IVec), Error>> + use<'_> {
+        let to = to.min(&[CONTINUATION]).to_vec();
+        // sled panics on a range that ends before it begins.
+        let from = from.to_vec().min(to.clone());
+        self.tree.range(from..to).map(|item| item.map_err(|error| self.database_error(error)))
     }
 
     /// Applies all of `batch`, or nothing. Durable after the next [`Disk::sync`].
@@ -294,10 +354,6 @@ mod tests {
 
     use super::*;
 
-    fn blob_files(path: &Path) -> usize {
-        fs::read_dir(path.join("blobs")).map_or(0, Iterator::count)
-    }
-
     #[test]
     fn a_leftover_snapshot_does_not_stop_the_open() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -322,11 +378,14 @@ mod tests {
     fn a_folder_in_use_is_refused_by_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let _first = Disk::open(folder.path()).expect("opens");
+        let unfinished = folder.path().join("snap.00000000000000AB.generating");
+        fs::write(&unfinished, b"half a snap").expect("written");
         let error = Disk::open(folder.path()).expect_err("in use").to_string();
         assert!(
             error.contains(&folder.path().display().to_string()) && error.contains("another process"),
             "{error}"
         );
+        assert!(unfinished.exists(), "it may be the other process's, which is still writing it");
     }
 
     #[test]
@@ -339,8 +398,14 @@ mod tests {
             batch.insert_new(&[number], &vec![number; 1024 * 1024 + usize::from(number)]);
             tree.apply(batch).expect("applies");
         }
+        for number in 0..400_u32 {
+            let mut batch = Batch::default();
+            let key = format!("{:010}{}", number.wrapping_mul(2_654_435_761), "%".repeat(2_500));
+            batch.insert_new(key.as_bytes(), &vec![0; VALUE_BYTES_MAX - 1]);
+            tree.apply(batch).expect("applies");
+        }
         disk.sync().expect("syncs");
-        assert_eq!(blob_files(folder.path()), 0);
+        assert_eq!(disk.blob_files().expect("readable"), 0);
         assert_eq!(tree.get(&[7]).expect("readable"), Some(vec![7; 1024 * 1024 + 7]));
     }
 

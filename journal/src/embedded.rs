@@ -1,33 +1,30 @@
 //! The journal on one machine: a sled tree a topic, one writer thread that commits in groups, readers
-//! that see only what is synced. Must never answer an append before `fdatasync`, and never give an
-//! offset twice.
+//! that see only what is synced. Must never let an append wait for a lock or a disk on the caller's
+//! thread: it is queued, or refused at once.
 
+mod consumer;
+mod layout;
+mod writer;
+
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use schema::limits::RECORD_BYTES_MAX;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::disk::{self, Batch, Disk, Tree};
-use crate::{
-    AppendError, Appender, Assigned, Consumer, NewRecord, PartitionOwner, Polled, Position, ReadError,
-    Record, Topic,
-};
-
-/// The layout of the folder. A folder of another layout is refused.
-const LAYOUT_VERSION: u32 = 1;
-/// Records one poll brings at most.
-const POLL_RECORDS_MAX: usize = 1_000;
-/// Bytes of records one poll brings at most, unless one record alone has more.
-const POLL_BYTES_MAX: usize = 4 * 1024 * 1024;
+pub use self::consumer::EmbeddedConsumer;
+use self::layout::{LAYOUT_VERSION, bounds, check_meta};
+use self::writer::{Append, Command, Writer};
+use crate::disk::{self, Disk, Tree};
+use crate::{AppendError, Appender, NewRecord, Position, Topic};
 
 /// Where the journal is, and its bounds.
 #[derive(Clone, Debug)]
@@ -42,6 +39,8 @@ pub struct Config {
     pub queue_bytes_max: usize,
     /// Records one group commit takes.
     pub batch_records_max: usize,
+    /// Bytes after which a group commit takes no more records.
+    pub batch_bytes_max: usize,
 }
 
 impl Config {
@@ -53,6 +52,7 @@ impl Config {
             queue_records_max: 8_192,
             queue_bytes_max: 64 * 1024 * 1024,
             batch_records_max: 1_024,
+            batch_bytes_max: 8 * 1024 * 1024,
         }
     }
 }
@@ -90,43 +90,65 @@ pub enum OpenError {
     Thread(std::io::Error),
 }
 
-/// The journal. Cheap to clone; all clones are one journal.
+/// The journal. Cheap to clone; all clones are one journal. Dropping the last one closes it, which waits
+/// for what is queued to be written: prefer [`EmbeddedJournal::close`], off the async threads.
 #[derive(Clone, Debug)]
 pub struct EmbeddedJournal {
     shared: Arc<Shared>,
 }
 
+/// What the clones share.
 #[derive(Debug)]
 struct Shared {
-    partitions: NonZeroU32,
     queue: mpsc::Sender<Command>,
     queue_bytes_max: usize,
-    queued_bytes: AtomicUsize,
-    failure: OnceLock<String>,
     log: Arc<Log>,
     writer: Mutex<Option<JoinHandle<()>>>,
-    syncs: AtomicU64,
 }
 
-/// What the writer and the readers share.
+/// What the clones, the writer and the readers share. It knows no queue, so that the writer, who has it,
+/// does not keep its own queue open.
 #[derive(Debug)]
 struct Log {
     disk: Disk,
     trees: [Tree; Topic::ALL.len()],
-    /// One past the last synced offset, by topic and partition.
-    ends: Mutex<Vec<Vec<u64>>>,
+    partitions: NonZeroU32,
+    ends: Mutex<Ends>,
+    /// Told of every change of `ends`.
     grown: Condvar,
+    queued_bytes: AtomicUsize,
+    failure: OnceLock<String>,
+    syncs: AtomicU64,
 }
 
-enum Command {
-    Append(Append),
-    Close,
+/// How far readers may read.
+#[derive(Debug, Default)]
+struct Ends {
+    /// One past the last synced offset, by topic and partition; none stands for zero.
+    synced: BTreeMap<(Topic, u32), u64>,
+    /// No more will come.
+    closed: bool,
 }
 
-struct Append {
-    topic: Topic,
-    record: NewRecord,
-    answer: oneshot::Sender<Result<Position, AppendError>>,
+impl Ends {
+    fn of(&self, topic: Topic, partition: u32) -> u64 {
+        self.synced.get(&(topic, partition)).copied().unwrap_or_default()
+    }
+}
+
+impl Log {
+    fn tree(&self, topic: Topic) -> &Tree {
+        let [observations, projections, claims] = &self.trees;
+        match topic {
+            Topic::Observations => observations,
+            Topic::Projections => projections,
+            Topic::Claims => claims,
+        }
+    }
+
+    fn why_closed(&self) -> String {
+        self.failure.get().cloned().unwrap_or_else(|| "it is closed".to_owned())
+    }
 }
 
 impl EmbeddedJournal {
@@ -139,51 +161,70 @@ impl EmbeddedJournal {
         // What a killed process had written but not synced is in the tree: it is made durable before
         // any reader can see it.
         disk.sync()?;
-        let partitions = config.partitions.get();
-        let ends = trees
-            .iter()
-            .map(|tree| (0..partitions).map(|partition| log_end(tree, partition)).collect())
-            .collect::<Result<_, disk::Error>>()?;
-        let log = Arc::new(Log { disk, trees, ends: Mutex::new(ends), grown: Condvar::new() });
-        let (queue, commands) = mpsc::channel(config.queue_records_max.max(1));
-        let shared = Arc::new(Shared {
+        let mut ends = Ends::default();
+        for (topic, tree) in Topic::ALL.into_iter().zip(&trees) {
+            for partition in 0..config.partitions.get() {
+                if let Some((_, end)) = bounds(tree, partition)? {
+                    ends.synced.insert((topic, partition), end);
+                }
+            }
+        }
+        let log = Arc::new(Log {
+            disk,
+            trees,
             partitions: config.partitions,
-            queue,
-            queue_bytes_max: config.queue_bytes_max,
+            ends: Mutex::new(ends),
+            grown: Condvar::new(),
             queued_bytes: AtomicUsize::new(0),
             failure: OnceLock::new(),
-            log,
-            writer: Mutex::new(None),
             syncs: AtomicU64::new(0),
         });
-        let writer =
-            Writer { shared: shared.clone(), commands, batch_records_max: config.batch_records_max.max(1) };
+        let (queue, commands) = mpsc::channel(config.queue_records_max.max(1));
+        let writer = Writer {
+            log: log.clone(),
+            commands,
+            batch_records_max: config.batch_records_max,
+            batch_bytes_max: config.batch_bytes_max,
+        };
         let thread = std::thread::Builder::new()
             .name("journal-writer".to_owned())
             .spawn(move || writer.run())
             .map_err(OpenError::Thread)?;
-        *lock(&shared.writer) = Some(thread);
-        Ok(Self { shared })
+        let (queue_bytes_max, writer) = (config.queue_bytes_max, Mutex::new(Some(thread)));
+        Ok(Self { shared: Arc::new(Shared { queue, queue_bytes_max, log, writer }) })
     }
 
-    /// A reader of all partitions of `topic`.
+    /// A reader of all partitions of `topic`. It keeps the folder in use until it is dropped.
     pub fn consumer(&self, topic: Topic) -> EmbeddedConsumer {
-        EmbeddedConsumer { log: self.shared.log.clone(), topic, positions: Vec::new(), turn: 0 }
+        EmbeddedConsumer::new(self.shared.log.clone(), topic)
     }
 
-    /// Writes what is queued, and stops. Appends after this are refused.
+    /// Writes what is queued, and stops. Appends after this are refused; readers who have read everything
+    /// are told that it is closed. Blocks.
     pub fn close(&self) {
-        if let Some(writer) = lock(&self.shared.writer).take() {
-            while self.shared.queue.try_send(Command::Close).is_err() && !writer.is_finished() {
+        self.shared.close();
+    }
+
+    /// Group commits so far.
+    pub fn syncs(&self) -> u64 {
+        self.shared.log.syncs.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    fn close(&self) {
+        if let Some(writer) = lock(&self.writer).take() {
+            while self.queue.try_send(Command::Close).is_err() && !writer.is_finished() {
                 std::thread::sleep(Duration::from_millis(5)); // the queue is full: the writer is draining it
             }
             drop(writer.join());
         }
     }
+}
 
-    /// Group commits so far.
-    pub fn syncs(&self) -> u64 {
-        self.shared.syncs.load(Ordering::Relaxed)
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -201,15 +242,11 @@ impl Appender for EmbeddedJournal {
     }
 
     fn partitions(&self) -> NonZeroU32 {
-        self.shared.partitions
+        self.shared.log.partitions
     }
 
     fn health(&self) -> Result<(), String> {
-        match self.shared.failure.get() {
-            Some(failure) => Err(failure.clone()),
-            None if self.shared.queue.is_closed() => Err("the journal is closed".to_owned()),
-            None => Ok(()),
-        }
+        if self.shared.queue.is_closed() { Err(self.shared.log.why_closed()) } else { Ok(()) }
     }
 }
 
@@ -219,311 +256,32 @@ impl EmbeddedJournal {
         topic: Topic,
         record: NewRecord,
     ) -> Result<oneshot::Receiver<Result<Position, AppendError>>, AppendError> {
-        let shared = &self.shared;
+        let Shared { queue, queue_bytes_max, log, .. } = &*self.shared;
         let bytes = record.key.len() + record.value.len();
         if bytes > RECORD_BYTES_MAX {
             return Err(AppendError::TooLarge { bytes, bytes_max: RECORD_BYTES_MAX });
         }
-        if record.partition >= shared.partitions.get() {
-            let problem = format!("partition {} of {} does not exist", record.partition, shared.partitions);
+        if record.partition >= log.partitions.get() {
+            let problem = format!("partition {} of {} does not exist", record.partition, log.partitions);
             return Err(AppendError::Unavailable(problem));
         }
-        if shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > shared.queue_bytes_max.max(bytes)
-        {
-            shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let unqueue = || log.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if log.queued_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > (*queue_bytes_max).max(bytes) {
+            unqueue();
             return Err(AppendError::QueueFull);
         }
         let (answer, answered) = oneshot::channel();
-        shared.queue.try_send(Command::Append(Append { topic, record, answer })).map_err(|error| {
-            shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        queue.try_send(Command::Append(Append { topic, record, answer })).map_err(|error| {
+            unqueue();
             match error {
                 mpsc::error::TrySendError::Full(_) => AppendError::QueueFull,
-                mpsc::error::TrySendError::Closed(_) => AppendError::Unavailable(
-                    shared.failure.get().cloned().unwrap_or_else(|| "it is closed".to_owned()),
-                ),
+                mpsc::error::TrySendError::Closed(_) => AppendError::Unavailable(log.why_closed()),
             }
         })?;
         Ok(answered)
     }
 }
 
-/// The one thread that writes. It takes what is there, never waits for more, and syncs once for all.
-struct Writer {
-    shared: Arc<Shared>,
-    commands: mpsc::Receiver<Command>,
-    batch_records_max: usize,
-}
-
-impl Writer {
-    fn run(mut self) {
-        while let Some(first) = self.commands.blocking_recv() {
-            let mut appends = Vec::new();
-            let mut command = Some(first);
-            loop {
-                match command {
-                    Some(Command::Append(append)) => appends.push(append),
-                    // What was queued before the close is still received, and written, below.
-                    Some(Command::Close) => self.commands.close(),
-                    None => break,
-                }
-                command =
-                    if appends.len() < self.batch_records_max { self.commands.try_recv().ok() } else { None };
-            }
-            if appends.is_empty() {
-                continue;
-            }
-            let bytes =
-                appends.iter().map(|append| append.record.key.len() + append.record.value.len()).sum();
-            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            match self.commit(&appends) {
-                Ok(positions) => {
-                    for (append, position) in appends.into_iter().zip(positions) {
-                        // Whoever asked may have gone; the record is written all the same.
-                        drop(append.answer.send(Ok(position)));
-                    }
-                }
-                Err(error) => {
-                    let failure = self.shared.failure.get_or_init(|| error.to_string()).clone();
-                    tracing::error!(%failure, "the journal cannot be written any more; it must be opened anew");
-                    self.commands.close();
-                    for append in appends {
-                        drop(append.answer.send(Err(AppendError::Unavailable(failure.clone()))));
-                    }
-                    while let Some(command) = self.commands.blocking_recv() {
-                        if let Command::Append(append) = command {
-                            drop(append.answer.send(Err(AppendError::Unavailable(failure.clone()))));
-                        }
-                    }
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Applies a group, syncs it, and only then lets readers see it.
-    fn commit(&self, appends: &[Append]) -> Result<Vec<Position>, disk::Error> {
-        let log = &self.shared.log;
-        let mut ends = lock(&log.ends).clone();
-        let mut positions = Vec::with_capacity(appends.len());
-        for (topic, tree) in Topic::ALL.into_iter().zip(&log.trees) {
-            let mut batch = Batch::default();
-            let mut touched = false;
-            for append in appends.iter().filter(|append| append.topic == topic) {
-                let partition = append.record.partition;
-                let Some(end) = end_of(&mut ends, topic, partition) else { continue };
-                batch.insert_new(&record_key(partition, *end), &record_value(&append.record));
-                *end += 1;
-                touched = true;
-            }
-            if touched {
-                tree.apply(batch)?;
-            }
-        }
-        log.disk.sync()?;
-        self.shared.syncs.fetch_add(1, Ordering::Relaxed);
-        let mut synced = lock(&log.ends);
-        for append in appends {
-            let partition = append.record.partition;
-            if let Some(end) = end_of(&mut synced, append.topic, partition) {
-                positions.push(Position { partition, offset: *end });
-                *end += 1;
-            }
-        }
-        drop(synced);
-        log.grown.notify_all();
-        Ok(positions)
-    }
-}
-
-fn end_of(ends: &mut [Vec<u64>], topic: Topic, partition: u32) -> Option<&mut u64> {
-    ends.get_mut(topic as usize)?.get_mut(partition as usize)
-}
-
-/// Reads all partitions of one topic, in turn.
-#[derive(Debug)]
-pub struct EmbeddedConsumer {
-    log: Arc<Log>,
-    topic: Topic,
-    /// The next offset of each partition; `None` where the owner refused it. Empty until the first poll.
-    positions: Vec<Option<u64>>,
-    turn: usize,
-}
-
-impl Consumer for EmbeddedConsumer {
-    fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
-        if self.positions.is_empty() {
-            self.assign(owner)?;
-        }
-        let deadline = Instant::now() + timeout;
-        let log = self.log.clone();
-        let mut ends = lock(&log.ends);
-        loop {
-            if let Some((partition, from, to)) = self.next_readable(&ends) {
-                drop(ends);
-                return self.read(partition, from, to);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(Polled::Nothing);
-            }
-            ends = log.grown.wait_timeout(ends, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-}
-
-impl EmbeddedConsumer {
-    fn assign(&mut self, owner: &mut dyn PartitionOwner) -> Result<(), ReadError> {
-        let ends = lock(&self.log.ends).get(self.topic as usize).cloned().unwrap_or_default();
-        for (partition, log_end) in (0..).zip(ends) {
-            let log_start = self.log_start(partition, log_end)?;
-            let position = match owner.assigned(Assigned { partition, log_start, log_end }) {
-                Ok(wanted) if wanted < log_start => {
-                    return Err(ReadError::Lost { partition, log_start, wanted });
-                }
-                Ok(wanted) => Some(wanted),
-                Err(reason) => {
-                    tracing::error!(partition, reason, "the partition is not read");
-                    None
-                }
-            };
-            self.positions.push(position);
-        }
-        Ok(())
-    }
-
-    fn log_start(&self, partition: u32, log_end: u64) -> Result<u64, ReadError> {
-        let tree = self.tree();
-        let first = tree.range(&record_key(partition, 0), &record_key(partition, u64::MAX)).next();
-        match first.transpose().map_err(unavailable)? {
-            Some((key, _)) => offset_of(tree, &key).map_err(unavailable),
-            None => Ok(log_end),
-        }
-    }
-
-    /// The next partition, in turn, that has something to read: it, and from where to where.
-    fn next_readable(&mut self, ends: &[Vec<u64>]) -> Option<(u32, u64, u64)> {
-        let ends = ends.get(self.topic as usize)?;
-        let count = self.positions.len();
-        (0..count).find_map(|step| {
-            let partition = (self.turn + step) % count;
-            let (from, to) = ((*self.positions.get(partition)?)?, *ends.get(partition)?);
-            (from < to).then(|| {
-                self.turn = partition + 1;
-                (partition as u32, from, to)
-            })
-        })
-    }
-
-    fn read(&mut self, partition: u32, from: u64, to: u64) -> Result<Polled, ReadError> {
-        let tree = self.tree();
-        let mut records = Vec::new();
-        let mut bytes = 0;
-        for item in tree.range(&record_key(partition, from), &record_key(partition, to)) {
-            let (key, value) = item.map_err(unavailable)?;
-            let offset = offset_of(tree, &key).map_err(unavailable)?;
-            let (record_key, value) =
-                split_value(value).ok_or_else(|| unavailable(tree.damaged(&key, "its key is cut")))?;
-            bytes += record_key.len() + value.len();
-            records.push(Record { offset, key: record_key, value });
-            if records.len() >= POLL_RECORDS_MAX || bytes >= POLL_BYTES_MAX {
-                break;
-            }
-        }
-        let next = records.last().map_or(to, |record| record.offset + 1);
-        if let Some(position) = self.positions.get_mut(partition as usize) {
-            *position = Some(next);
-        }
-        if records.is_empty() { Ok(Polled::Nothing) } else { Ok(Polled::Records { partition, records }) }
-    }
-
-    fn tree(&self) -> &Tree {
-        let [observations, projections, claims] = &self.log.trees;
-        match self.topic {
-            Topic::Observations => observations,
-            Topic::Projections => projections,
-            Topic::Claims => claims,
-        }
-    }
-}
-
-fn unavailable(error: disk::Error) -> ReadError {
-    ReadError::Unavailable(error.to_string())
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Key of a record: partition (`u32`) and offset (`u64`), both big-endian, so that a partition's records
-/// stand together and in order.
-fn record_key(partition: u32, offset: u64) -> [u8; 12] {
-    let mut key = [0; 12];
-    let (first, rest) = key.split_at_mut(4);
-    first.copy_from_slice(&partition.to_be_bytes());
-    rest.copy_from_slice(&offset.to_be_bytes());
-    key
-}
-
-fn offset_of(tree: &Tree, key: &[u8]) -> Result<u64, disk::Error> {
-    match key.last_chunk() {
-        Some(offset) if key.len() == 12 => Ok(u64::from_be_bytes(*offset)),
-        Some(_) | None => Err(tree.damaged(key, "its key is not a partition and an offset")),
-    }
-}
-
-/// Value of a record: length of its key (`u32` big-endian), its key, its value.
-fn record_value(record: &NewRecord) -> Vec<u8> {
-    let mut value = Vec::with_capacity(4 + record.key.len() + record.value.len());
-    value.extend_from_slice(&(record.key.len() as u32).to_be_bytes());
-    value.extend_from_slice(&record.key);
-    value.extend_from_slice(&record.value);
-    value
-}
-
-fn split_value(value: Vec<u8>) -> Option<(Bytes, Bytes)> {
-    let mut rest = Bytes::from(value);
-    let length = u32::from_be_bytes(*rest.first_chunk()?) as usize;
-    if rest.len() < 4 + length {
-        return None;
-    }
-    let mut key = rest.split_to(4 + length);
-    Some((key.split_off(4), rest))
-}
-
-fn log_end(tree: &Tree, partition: u32) -> Result<u64, disk::Error> {
-    let last = tree.range(&record_key(partition, 0), &record_key(partition, u64::MAX)).next_back();
-    match last.transpose()? {
-        Some((key, _)) => Ok(offset_of(tree, &key)? + 1),
-        None => Ok(0),
-    }
-}
-
-/// Compares what the folder was made with, or writes it into a new one.
-fn check_meta(disk: &Disk, config: &Config) -> Result<(), OpenError> {
-    let tree = disk.tree("journal.meta")?;
-    let path = || config.path.clone();
-    let wanted = config.partitions.get();
-    let numbers = [(&b"layout"[..], LAYOUT_VERSION), (&b"partitions"[..], wanted)];
-    let mut batch = Batch::default();
-    for (name, ours) in numbers {
-        let found = match tree.get(name)? {
-            Some(value) => {
-                let bytes =
-                    value.as_slice().try_into().map_err(|_| tree.damaged(name, "it is not a number"))?;
-                u32::from_be_bytes(bytes)
-            }
-            None => {
-                batch.insert_new(name, &ours.to_be_bytes());
-                ours
-            }
-        };
-        if found != ours {
-            return Err(match name {
-                b"layout" => OpenError::Layout { path: path(), found },
-                _ => OpenError::Partitions { path: path(), found, wanted },
-            });
-        }
-    }
-    tree.apply(batch)?;
-    Ok(())
 }

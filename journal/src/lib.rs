@@ -147,7 +147,8 @@ pub trait PartitionOwner {
 /// Why reading failed. The consumer can be polled again; a fatal error comes again.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReadError {
-    /// The log begins after the offset we wanted: records between were lost.
+    /// The log begins after the offset we wanted: records between were lost. Said once; the partition is not
+    /// read, the others go on.
     #[error("partition {partition} begins at offset {log_start}, but reading stands at {wanted}: {} records are lost", log_start - wanted)]
     Lost {
         /// The partition.

@@ -25,7 +25,7 @@ def arguments():
     servers = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
     parser.add_argument("--bootstrap", default=servers, required=servers is None, metavar="HOST:PORT,…")
     parser.add_argument("--topic", default="witness.projections")
-    parser.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="of librdkafka: TLS, SASL")
+    parser.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="of librdkafka: TLS…")
     parser.add_argument("--registry", metavar="URL", help="for records in the Confluent wire format")
     parser.add_argument("--schemas", default=REPOSITORY / "schema/avro", metavar="FOLDER")
     parser.add_argument("--check", metavar="URL", help="of the queries; $WITNESS_QUERY_TOKEN is the bearer token")

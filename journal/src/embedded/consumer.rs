@@ -35,9 +35,9 @@ impl EmbeddedConsumer {
 
     /// Gives the owner every partition. What is wrong with one of them does not keep it from the others.
     fn assign(&mut self, owner: &mut dyn PartitionOwner) -> Result<(), ReadError> {
-        let ends = lock(&self.log.ends).of(self.topic).to_vec();
         let tree = self.log.tree(self.topic);
-        let assignments = (0..).zip(ends).map(|(partition, log_end)| {
+        let assignments = (0..self.log.partitions.get()).map(|partition| {
+            let log_end = lock(&self.log.ends).of(self.topic, partition);
             let log_start = bounds(tree, partition).map_err(unavailable)?.map_or(log_end, |(start, _)| start);
             Ok(Assigned { partition, log_start, log_end })
         });
@@ -66,14 +66,14 @@ impl EmbeddedConsumer {
 
     /// The next partition, in turn, that has something to read: it, and from where to where.
     fn next_readable(&mut self, ends: &Ends) -> Option<(u32, u64, u64)> {
-        let ends = ends.of(self.topic);
         let count = self.positions.len();
         (0..count).find_map(|step| {
-            let partition = (self.turn + step) % count;
-            let (from, to) = ((*self.positions.get(partition)?)?, *ends.get(partition)?);
+            let index = (self.turn + step) % count;
+            let (partition, from) = (index as u32, (*self.positions.get(index)?)?);
+            let to = ends.of(self.topic, partition);
             (from < to).then(|| {
-                self.turn = partition + 1;
-                (partition as u32, from, to)
+                self.turn = index + 1;
+                (partition, from, to)
             })
         })
     }
@@ -138,7 +138,8 @@ type Item = Result<(Vec<u8>, Vec<u8>), disk::Error>;
 
 /// The record at `offset`, where `item` is what the tree has at or after it.
 fn read_record(partition: u32, offset: u64, item: Option<Item>) -> Result<Record, ReadError> {
-    let problem = |what: &str| ReadError::Unavailable(format!("partition {partition}, offset {offset}: {what}"));
+    let problem =
+        |what: &str| ReadError::Unavailable(format!("partition {partition}, offset {offset}: {what}"));
     let found = item.transpose().map_err(|error| problem(&error.to_string()))?;
     match found {
         Some((key, value)) if key == record_key(partition, offset) => {

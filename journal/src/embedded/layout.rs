@@ -90,3 +90,34 @@ pub(super) fn check_meta(disk: &Disk, config: &Config) -> Result<(), OpenError> 
     tree.apply(batch)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_layout_is_pinned() {
+        assert_eq!(record_key(258, 3), [0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 3]);
+        let record = NewRecord { partition: 0, key: "key".into(), value: "value".into() };
+        assert_eq!(record_value(&record), b"\0\0\0\x03keyvalue");
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_comes_back(key: Vec<u8>, value: Vec<u8>, offset: u64) {
+            let (key, value) = (Bytes::from(key), Bytes::from(value));
+            let stored = record_value(&NewRecord { partition: 0, key: key.clone(), value: value.clone() });
+            prop_assert_eq!(record_of(offset, stored), Some(Record { offset, key, value }));
+        }
+
+        #[test]
+        fn no_bytes_are_too_strange(bytes: Vec<u8>) {
+            if let Some(record) = record_of(0, bytes.clone()) {
+                let (key, value) = (record.key, record.value);
+                prop_assert_eq!(record_value(&NewRecord { partition: 0, key, value }), bytes);
+            }
+        }
+    }
+}

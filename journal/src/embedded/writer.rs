@@ -1,6 +1,7 @@
 //! The one thread that writes: it takes what is queued, never waits for more, and syncs once for all of
 //! it. Must never answer an append before `fdatasync`, and never give an offset twice.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -83,15 +84,16 @@ impl Writer {
     /// Applies a group, syncs it, and only then lets readers see it.
     fn commit(&self, appends: &[Append]) -> Result<Vec<Position>, disk::Error> {
         let log = &self.log;
-        let mut ends = lock(&log.ends).clone();
+        let mut grown = BTreeMap::new();
         let mut positions = Vec::with_capacity(appends.len());
+        let ends = lock(&log.ends);
         for append in appends {
-            let partition = append.record.partition;
-            // The partition was checked before the append was queued.
-            let Some(end) = ends.of_mut(append.topic, partition) else { continue };
+            let (topic, partition) = (append.topic, append.record.partition);
+            let end = grown.entry((topic, partition)).or_insert_with(|| ends.of(topic, partition));
             positions.push(Position { partition, offset: *end });
             *end += 1;
         }
+        drop(ends);
         for topic in Topic::ALL {
             let mut batch = Batch::default();
             let mut touched = false;
@@ -106,8 +108,7 @@ impl Writer {
         }
         log.disk.sync()?;
         log.syncs.fetch_add(1, Ordering::Relaxed);
-        // Nobody else writes the ends, so they are still what they were, and what they are now was synced.
-        *lock(&log.ends) = ends;
+        lock(&log.ends).synced.extend(grown);
         log.grown.notify_all();
         Ok(positions)
     }
@@ -117,7 +118,8 @@ impl Writer {
         let failure = self.log.failure.get_or_init(|| error.to_string()).clone();
         tracing::error!(%failure, "the journal cannot be written any more; it must be opened anew");
         self.commands.close();
-        let refuse = |append: Append| drop(append.answer.send(Err(AppendError::Unavailable(failure.clone()))));
+        let refuse =
+            |append: Append| drop(append.answer.send(Err(AppendError::Unavailable(failure.clone()))));
         appends.into_iter().for_each(&refuse);
         while let Some(command) = self.commands.blocking_recv() {
             match command {
