@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use thiserror::Error;
 
-/// The topics of DESIGN §3. The numbers are stored: pinned, never reused.
+/// The topics. The numbers are stored: pinned, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Topic {
@@ -46,7 +46,8 @@ impl fmt::Display for Topic {
     }
 }
 
-/// A record to append. The partition is named by the caller, computed from the key (DESIGN §6).
+/// A record to append. The partition is named by the caller, computed from the key, so that partitions added to
+/// a topic cannot re-key silently.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
     /// Below the journal's partition count.

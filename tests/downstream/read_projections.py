@@ -133,11 +133,13 @@ def check(topic, queries, patience):
 def main():
     options = arguments()
     topic = Topic(options)
-    is_complete = topic.read_to_end(options.patience)
-    problems = topic.problems if is_complete else [*topic.problems, "the topic's end was not reached"]
-    if options.check and is_complete:
+    differences = []
+    if not topic.read_to_end(options.patience):
+        differences = ["the topic's end was not reached"]
+    elif options.check:
         queries = Queries(options.check, os.environ.get("WITNESS_QUERY_TOKEN"))
-        problems = problems + check(topic, queries, options.patience)
+        differences = check(topic, queries, options.patience)
+    problems = [*topic.problems, *differences]
     for problem in problems:
         print(f"read_projections: {problem}", file=sys.stderr)
     checked = f", compared with {options.check}" if options.check else ""
