@@ -11,9 +11,9 @@ COPY . .
 # The caches keep the crates and what was compiled from them between builds, so that a change of our own code
 # compiles our own code alone. They are not part of any layer: what is needed is copied out of them.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
-    --mount=type=cache,target=/build/target \
+    --mount=type=cache,id=witness-target,sharing=locked,target=/build/target \
     cargo build --release --locked --package witness \
-    && strip --output=/witness target/release/witness
+    && strip -o /witness target/release/witness
 
 FROM debian:bookworm-slim
 # For brokers, registries and secret stores behind TLS.

@@ -15,6 +15,7 @@ use std::fs;
 use std::num::NonZeroU32;
 use std::path::Path;
 
+use bytes::Bytes;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
 use hmac::{Hmac, KeyInit, Mac};
 use journal::Record;
@@ -35,7 +36,7 @@ const NOW: Micros = Micros(NOW_SECONDS * 1_000_000);
 const KEY: &[u8] = b"whsec_0123456789abcdef0123456789abcdef";
 
 /// A figure and what it stands beside.
-const RATIOS: [(&str, &str); 9] = [
+const RATIOS: [(&str, &str); 10] = [
     ("verify/ycloud", "verify/hmac_alone"),
     ("verify/shoc", "verify/hmac_alone"),
     ("verify/yutai", "verify/hmac_alone"),
@@ -45,6 +46,7 @@ const RATIOS: [(&str, &str); 9] = [
     ("derive/fold", "verify/hmac_alone"),
     ("derive/read_and_fold", "verify/hmac_alone"),
     ("batch/store", "batch/sled_alone"),
+    ("batch/project", "batch/sled_alone"),
 ];
 
 fn main() {
@@ -71,7 +73,7 @@ fn median(folder: &Path, name: &str) -> Option<f64> {
 }
 
 /// A body of exactly [`BODY_BYTES`], about one of a hundred subjects.
-fn body(provider: Provider, number: u64) -> Vec<u8> {
+fn body(provider: Provider, number: u64) -> Bytes {
     let text = |padding: usize| {
         let (event_id, padding) = (format!("event-{number:012}"), "x".repeat(padding));
         let (subject, minute) = (format!("subject-{:03}", number % 100), number / 60 % 60);
@@ -96,7 +98,7 @@ fn body(provider: Provider, number: u64) -> Vec<u8> {
     };
     let body = text(BODY_BYTES - text(0).len());
     assert_eq!(body.len(), BODY_BYTES);
-    body
+    body.into()
 }
 
 fn secret() -> Secret {
@@ -104,9 +106,9 @@ fn secret() -> Secret {
 }
 
 /// What the door does before it reads a body: the headers read strictly, the HMAC, the comparison.
-fn verified(provider: Provider, headers: &[&[u8]], body: &[u8], candidates: &[Secret]) -> schema::Verified {
+fn verified(provider: Provider, headers: &[&[u8]], body: &Bytes, candidates: &[Secret]) -> schema::Verified {
     let header = provider.contract().parse_signature(headers).expect("well-formed headers");
-    let unverified = Unverified::new(provider, header, body.to_vec().into());
+    let unverified = Unverified::new(provider, header, body.clone());
     unverified.verify(candidates, NOW_SECONDS, 300).expect("a true signature")
 }
 
@@ -234,6 +236,11 @@ fn store_batch(criterion: &mut Criterion) {
         first += BATCH_RECORDS;
         records(first - BATCH_RECORDS)
     };
+    // The part of it before anything is written: decode, read, fold.
+    let same = records(0);
+    group.bench_function("project", |bencher| {
+        bencher.iter(|| project(&store.read(), 0, &same).expect("the store is readable"));
+    });
     group.bench_function("store", |bencher| {
         bencher.iter_batched(
             &mut next,

@@ -112,8 +112,11 @@ struct Shared {
 struct Log {
     disk: Disk,
     trees: [Tree; Topic::ALL.len()],
+<<<<<<< HEAD
     /// How far each topic's group is, by partition.
     committed: Tree,
+=======
+>>>>>>> main
     partitions: NonZeroU32,
     ends: Mutex<Ends>,
     /// Told of every change of `ends`.
@@ -175,7 +178,10 @@ impl EmbeddedJournal {
         let log = Arc::new(Log {
             disk,
             trees,
+<<<<<<< HEAD
             committed,
+=======
+>>>>>>> main
             partitions: config.partitions,
             ends: Mutex::new(ends),
             grown: Condvar::new(),
@@ -200,7 +206,11 @@ impl EmbeddedJournal {
 
     /// A reader of all partitions of `topic`. It keeps the folder in use until it is dropped.
     pub fn consumer(&self, topic: Topic) -> EmbeddedConsumer {
+<<<<<<< HEAD
         EmbeddedConsumer::new(self.shared.log.clone(), self.shared.queue.downgrade(), topic)
+=======
+        EmbeddedConsumer::new(self.shared.log.clone(), topic)
+>>>>>>> main
     }
 
     /// Writes what is queued, and stops. Appends after this are refused; readers who have read everything

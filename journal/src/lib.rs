@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use thiserror::Error;
 
-/// The topics of DESIGN §3. The numbers are stored: pinned, never reused.
+/// The topics. The numbers are stored: pinned, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Topic {
@@ -47,7 +47,8 @@ impl fmt::Display for Topic {
     }
 }
 
-/// A record to append. The partition is named by the caller, computed from the key (DESIGN §6).
+/// A record to append. The partition is named by the caller, computed from the key, so that partitions added to
+/// a topic cannot re-key silently.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
     /// Below the journal's partition count.
@@ -192,7 +193,8 @@ pub trait PartitionOwner {
 /// Why reading failed. The consumer can be polled again; a fatal error comes again.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReadError {
-    /// The log begins after the offset we wanted: records between were lost.
+    /// The log begins after the offset we wanted: records between were lost. Said once; the partition is not
+    /// read, the others go on.
     #[error("partition {partition} begins at offset {log_start}, but reading stands at {wanted}: {} records are lost", log_start - wanted)]
     Lost {
         /// The partition.

@@ -27,7 +27,7 @@ pub struct Object<'a> {
 /// A key as bytes, because it may hold a lone surrogate, and its value.
 type Field<'a> = (Cow<'a, [u8]>, &'a RawValue);
 
-/// Reads a body as DESIGN §2 step 5 demands: UTF-8 without a byte-order mark, at most
+/// Reads a body strictly: UTF-8 without a byte-order mark, at most
 /// [`NESTING_LEVELS_MAX`] levels, one JSON object, no key of it twice.
 pub fn envelope(body: &[u8]) -> Result<Object<'_>, EnvelopeError> {
     let text = std::str::from_utf8(body).map_err(|_| EnvelopeError::InvalidUtf8)?;

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use crate::{Micros, Provider, Subject};
 
-/// A delivery whose signature held, as written to the journal. Immutable. The fields are those of
-/// DESIGN §3; outside this crate they can be read but no observation can be put together by hand.
+/// A delivery whose signature held, as written to the journal. Immutable. Outside
+/// this crate its fields can be read, but no observation can be put together by hand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observation {
@@ -79,7 +79,7 @@ pub enum Source {
     Webhook = 0,
     /// We read it from a provider's API.
     ReadApi = 1,
-    /// The owner of a claims partition judged another observation (DESIGN §6).
+    /// The owner of a claims partition judged another observation.
     Verdict = 2,
     /// A person did it.
     Operator = 3,

@@ -1,4 +1,4 @@
-//! The shapes of Witness's answers (DESIGN §8), and the words they are made of. Must never be changed
+//! The shapes of Witness's answers, and the words they are made of. Must never be changed
 //! in a way that breaks a reader: others build on them.
 
 use serde::{Deserialize, Serialize};
@@ -183,7 +183,7 @@ pub struct Version {
 
 /// Observations of a subject by inbox classification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names are the words of DESIGN §1")]
+#[expect(missing_docs, reason = "the names say it, and ARCHITECTURE.md explains the words")]
 pub struct ObservationCounts {
     pub total: u64,
     pub new: u64,
@@ -193,7 +193,7 @@ pub struct ObservationCounts {
 
 /// Observations of a subject by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names are the words of DESIGN §1")]
+#[expect(missing_docs, reason = "the names say it, and ARCHITECTURE.md explains the words")]
 pub struct OutcomeCounts {
     pub applied: u64,
     pub no_change: u64,
@@ -224,7 +224,7 @@ pub struct Fact {
 
 /// One observation in a subject's history.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names are the words of DESIGN §1 and §3")]
+#[expect(missing_docs, reason = "the names say it, and ARCHITECTURE.md explains the words")]
 pub struct HistoryEntry {
     pub observation_id: uuid::Uuid,
     pub event_id: String,
@@ -287,7 +287,7 @@ impl AttentionKind {
 
 /// Something a person should look at.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names are the words of DESIGN §1")]
+#[expect(missing_docs, reason = "the names say it, and ARCHITECTURE.md explains the words")]
 pub struct Attention {
     pub id: String,
     pub kind: AttentionKind,

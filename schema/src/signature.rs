@@ -12,8 +12,9 @@ use thiserror::Error;
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
-use crate::limits::TIMESTAMP_DIGITS_MAX;
+use crate::limits::{SUBJECT_KEY_BYTES_MAX, TIMESTAMP_DIGITS_MAX};
 use crate::provider::EnvelopeError;
+use crate::subject::KIND_EVENT;
 use crate::{Digest, Micros, Observation, Provider, Source, Subject};
 
 /// A key that a provider signs with, and the name that is safe to show for it.
@@ -218,17 +219,19 @@ impl Verified {
     /// Reads the envelope and names the subject. This is the first time the body is looked at.
     pub fn observe(self, receipt: Receipt) -> Result<Observation, EnvelopeError> {
         let identity = self.provider.contract().identify(&self.body)?;
+        let named =
+            Subject { tenant: receipt.tenant, provider: self.provider, kind: identity.kind, id: identity.id };
+        let subject = if named.key().len() <= SUBJECT_KEY_BYTES_MAX {
+            named
+        } else {
+            Subject { kind: KIND_EVENT.to_owned(), id: identity.event_id.clone(), ..named }
+        };
         Ok(Observation {
             id: receipt.observation_id,
             endpoint: receipt.endpoint,
             event_id: identity.event_id,
             event_type: identity.event_type,
-            subject: Subject {
-                tenant: receipt.tenant,
-                provider: self.provider,
-                kind: identity.kind,
-                id: identity.id,
-            },
+            subject,
             source: Source::Webhook,
             replay: identity.replay,
             signed_at: self.signed_at,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Provider;
 
-/// Everything but `A-Za-z0-9-._~` is percent-encoded in a key (DESIGN §3).
+/// Everything but `A-Za-z0-9-._~` is percent-encoded in a key.
 const KEY_PART: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The kind of a subject that is only its own event: a type without a reading, or an unreadable body.

@@ -218,3 +218,31 @@ proptest! {
         }
     }
 }
+
+/// A subject whose key would be too long for the store is not taken: the delivery is kept as its own event.
+#[test]
+fn a_subject_with_too_long_a_key_is_the_event() {
+    use schema::signature::Receipt;
+    for (id, kind) in [("ü".repeat(500), "message"), ("\u{1f600}".repeat(500), "event")] {
+        let body =
+            serde_json::json!({"id": "e", "type": "whatsapp.message.updated", "whatsappMessage": {"id": id}})
+                .to_string();
+        let header = signed(Provider::YCloud, &secret("right"), 1_760_000_000, body.as_bytes());
+        let unverified = Unverified::new(Provider::YCloud, header, Bytes::from(body));
+        let receipt = Receipt {
+            observation_id: uuid::Uuid::nil(),
+            endpoint: "main".to_owned(),
+            tenant: "acme".to_owned(),
+            received_at: schema::Micros(0),
+            content_type: None,
+            webhook_endpoint_id: None,
+        };
+        let observation = unverified
+            .verify(&[secret("right")], 1_760_000_000, 300)
+            .expect("ours")
+            .observe(receipt)
+            .expect("kept");
+        assert_eq!(observation.subject.kind, kind);
+        assert!(observation.subject.key().len() <= schema::limits::SUBJECT_KEY_BYTES_MAX);
+    }
+}

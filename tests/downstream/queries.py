@@ -39,7 +39,7 @@ class Queries:
         keys, after = set(), ""
         while True:
             try:
-                page, _ = self.get(f"/v1/subjects?limit=500{after}")
+                page, _ = self.get(f"/v1/subjects?limit=500{after}", attempts=2)
             except Unavailable:
                 return None
             for item in page["items"]:
@@ -62,12 +62,12 @@ class Queries:
             self.facts_known[key] = facts
         return self.facts_known[key].get(fact_id, (None, 0))
 
-    def get(self, path):
+    def get(self, path, attempts=ATTEMPTS):
         """The answer and its size in bytes; (None, 0) where there is nothing. A 503 is asked again."""
         request = urllib.request.Request(self.url + path)
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
-        for _ in range(ATTEMPTS):
+        for _ in range(attempts):
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:
                     body = answer.read()
@@ -78,7 +78,7 @@ class Queries:
                 if error.code != 503:
                     raise
                 time.sleep(float(error.headers.get("Retry-After") or 1))
-        raise Unavailable(f"{path} is answered 503 for {ATTEMPTS} times")
+        raise Unavailable(f"{path} is answered 503 {attempts} times")
 
 
 class Unavailable(Exception):

@@ -25,7 +25,7 @@ def arguments():
     servers = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
     parser.add_argument("--bootstrap", default=servers, required=servers is None, metavar="HOST:PORT,…")
     parser.add_argument("--topic", default="witness.projections")
-    parser.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="of librdkafka: TLS, SASL")
+    parser.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="of librdkafka: TLS…")
     parser.add_argument("--registry", metavar="URL", help="for records in the Confluent wire format")
     parser.add_argument("--schemas", default=REPOSITORY / "schema/avro", metavar="FOLDER")
     parser.add_argument("--check", metavar="URL", help="of the queries; $WITNESS_QUERY_TOKEN is the bearer token")
@@ -133,11 +133,13 @@ def check(topic, queries, patience):
 def main():
     options = arguments()
     topic = Topic(options)
-    is_complete = topic.read_to_end(options.patience)
-    problems = topic.problems if is_complete else [*topic.problems, "the topic's end was not reached"]
-    if options.check and is_complete:
+    differences = []
+    if not topic.read_to_end(options.patience):
+        differences = ["the topic's end was not reached"]
+    elif options.check:
         queries = Queries(options.check, os.environ.get("WITNESS_QUERY_TOKEN"))
-        problems = problems + check(topic, queries, options.patience)
+        differences = check(topic, queries, options.patience)
+    problems = [*topic.problems, *differences]
     for problem in problems:
         print(f"read_projections: {problem}", file=sys.stderr)
     checked = f", compared with {options.check}" if options.check else ""

@@ -172,7 +172,8 @@ fn required_text(
 
 /// Reads an observation. The subject written in the journal is the authority: an observation that was
 /// kept as its own subject, because its type was unsupported or its inside unreadable when it was
-/// received, stays unsupported although a later release could read it (DESIGN §3, `import --rekey`).
+/// received, stays unsupported although a later release could read it: keys are data, and only an import that
+/// re-keys may change them.
 pub fn read(observation: &Observation) -> Result<Reading, Unreadable> {
     let contract = observation.provider().contract();
     let reading = contract.read(&observation.body)?;
