@@ -112,11 +112,8 @@ struct Shared {
 struct Log {
     disk: Disk,
     trees: [Tree; Topic::ALL.len()],
-<<<<<<< HEAD
     /// How far each topic's group is, by partition.
     committed: Tree,
-=======
->>>>>>> main
     partitions: NonZeroU32,
     ends: Mutex<Ends>,
     /// Told of every change of `ends`.
@@ -178,10 +175,7 @@ impl EmbeddedJournal {
         let log = Arc::new(Log {
             disk,
             trees,
-<<<<<<< HEAD
             committed,
-=======
->>>>>>> main
             partitions: config.partitions,
             ends: Mutex::new(ends),
             grown: Condvar::new(),
@@ -206,11 +200,7 @@ impl EmbeddedJournal {
 
     /// A reader of all partitions of `topic`. It keeps the folder in use until it is dropped.
     pub fn consumer(&self, topic: Topic) -> EmbeddedConsumer {
-<<<<<<< HEAD
         EmbeddedConsumer::new(self.shared.log.clone(), self.shared.queue.downgrade(), topic)
-=======
-        EmbeddedConsumer::new(self.shared.log.clone(), topic)
->>>>>>> main
     }
 
     /// Writes what is queued, and stops. Appends after this are refused; readers who have read everything

@@ -119,17 +119,10 @@ impl Writer {
     fn commit(&self, records: &[(Topic, &NewRecord)]) -> Result<Vec<Position>, disk::Error> {
         let log = &self.log;
         let mut grown = BTreeMap::new();
-<<<<<<< HEAD
         let mut positions = Vec::with_capacity(records.len());
         let ends = lock(&log.ends);
         for (topic, record) in records {
             let (topic, partition) = (*topic, record.partition);
-=======
-        let mut positions = Vec::with_capacity(appends.len());
-        let ends = lock(&log.ends);
-        for append in appends {
-            let (topic, partition) = (append.topic, append.record.partition);
->>>>>>> main
             let end = grown.entry((topic, partition)).or_insert_with(|| ends.of(topic, partition));
             positions.push(Position { partition, offset: *end });
             *end += 1;
@@ -179,19 +172,9 @@ impl Writer {
         let failure = self.log.failure.get_or_init(|| error.to_string()).clone();
         tracing::error!(%failure, "the journal cannot be written any more; it must be opened anew");
         self.commands.close();
-<<<<<<< HEAD
         let refuse = |command| match command {
             Command::Append(append) => {
                 drop(append.answer.send(Err(AppendError::Unavailable(failure.clone()))));
-=======
-        let refuse =
-            |append: Append| drop(append.answer.send(Err(AppendError::Unavailable(failure.clone()))));
-        appends.into_iter().for_each(&refuse);
-        while let Some(command) = self.commands.blocking_recv() {
-            match command {
-                Command::Append(append) => refuse(append),
-                Command::Close => {}
->>>>>>> main
             }
             Command::Publish(publish) => drop(publish.answer.send(Err(PublishError::Fatal(failure.clone())))),
             Command::Close => {}
