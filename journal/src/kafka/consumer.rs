@@ -31,6 +31,9 @@ const COMMITTED_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long partitions that could not be taken over wait for the next try, while the others are read.
 const TAKE_OVER_PAUSE: Duration = Duration::from_secs(1);
 
+/// A second fatal end within this is not an accident. See [`KafkaConsumer::end`].
+const ENDS_APART: Duration = Duration::from_secs(120);
+
 /// The longest wait for records before rebalances and waiting partitions are looked at again.
 const POLL_STEP: Duration = Duration::from_millis(100);
 
@@ -56,6 +59,8 @@ pub struct KafkaConsumer {
     identity: Option<ConsumerGroupMetadata>,
     /// Why the membership must be given up at the next poll.
     fenced: Option<String>,
+    /// When a membership last ended with a fatal error.
+    ended_before: Option<Instant>,
     /// Why there will never be a membership again.
     ended: Option<String>,
 }
@@ -78,6 +83,7 @@ impl KafkaConsumer {
             problems: VecDeque::new(),
             identity: None,
             fenced: None,
+            ended_before: None,
             ended: None,
         })
     }
@@ -323,7 +329,7 @@ impl KafkaConsumer {
             ) => Ok(()),
             _ => {
                 if let Some(why) = self.end_of(member) {
-                    self.ended = Some(why);
+                    self.end(why);
                 }
                 Err(unavailable(error))
             }
@@ -335,9 +341,21 @@ impl KafkaConsumer {
         let (code, reason) = member.client().fatal_error()?;
         let instance = &self.config.instance_id;
         Some(format!(
-            "the membership of the group is over for good ({code:?}: {reason}); another process may run with the \
+            "the membership of the group has ended ({code:?}: {reason}); another process may run with the \
              instance id {instance:?}"
         ))
+    }
+
+    /// A broker that was silent for a while can find two of our own requests to join, and take one of them for
+    /// another process of our instance. So the first end is answered by a new membership. When it is really two
+    /// processes, each ends the other's until one of them has ended twice, and gives up.
+    fn end(&mut self, why: String) {
+        if self.ended_before.is_some_and(|before| before.elapsed() < ENDS_APART) {
+            self.ended = Some(why);
+        } else {
+            self.ended_before = Some(Instant::now());
+            self.fenced = Some(why);
+        }
     }
 
     /// librdkafka does not say which partition is meant, so all are measured.
@@ -378,6 +396,9 @@ impl KafkaConsumer {
     }
 
     fn publish_now(&mut self, publications: &[Publication]) -> Result<(), PublishError> {
+        if let Some(why) = &self.ended {
+            return Err(PublishError::Fatal(why.clone()));
+        }
         if let Some(why) = &self.fenced {
             return Err(PublishError::Fenced(why.clone()));
         }
@@ -385,7 +406,12 @@ impl KafkaConsumer {
             return Err(self.fence("not a member of the group".to_owned()));
         };
         if let Some(why) = self.end_of(member) {
-            return Err(PublishError::Fatal(why));
+            self.end(why.clone());
+            return Err(if self.ended.is_some() {
+                PublishError::Fatal(why)
+            } else {
+                PublishError::Fenced(why)
+            });
         }
         if member.assignment_lost() {
             return Err(self.fence("the partitions were lost while their records were handled".to_owned()));

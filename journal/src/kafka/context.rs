@@ -41,6 +41,11 @@ impl KafkaContext {
 impl ClientContext for KafkaContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         let client = self.client;
+        if facility == "CONFWARN" {
+            // The operator's properties go to all clients, whichever of them they are meant for.
+            debug!(client, facility, "librdkafka: {message}");
+            return;
+        }
         match level {
             RDKafkaLogLevel::Emerg
             | RDKafkaLogLevel::Alert

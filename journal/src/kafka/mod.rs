@@ -168,6 +168,8 @@ impl KafkaConfig {
         self.client(
             &[
                 ("session.timeout.ms", "10000"),
+                // Also how long a rebalance waits for a member that is never heard of again.
+                ("max.poll.interval.ms", "60000"),
                 // librdkafka's default of a second quarters the rate of reading.
                 ("fetch.queue.backoff.ms", "10"),
                 ("fetch.wait.max.ms", "100"),

@@ -60,7 +60,8 @@ impl Publisher {
     }
 
     /// Publishes everything and commits the offsets of `reads` as the member of the group that `member`
-    /// names. Blocking.
+    /// names. Blocking, and while no broker answers at all not only for [`PUBLICATION_TIME_MAX`]: librdkafka
+    /// then waits for one in the midst of committing offsets, whatever time it was given.
     pub(super) fn publish(
         &self,
         reads: Topic,

@@ -18,7 +18,7 @@ use crate::contract::record;
 use crate::finder::Cluster;
 
 /// Longer than anything that is going to happen takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(100);
 
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
