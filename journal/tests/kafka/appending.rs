@@ -1,4 +1,5 @@
-//! Appending: acknowledged means durable, and an answer comes in time whatever the broker does.
+//! Appending: acknowledged means durable, and an answer comes in time whatever the broker does. Must never take an append for
+//! lost because it was reported failed.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The consumer group: who reads what, and from where.
+//! The consumer group: who reads what, and from where. Must never wait for a moment instead of for what it expects.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

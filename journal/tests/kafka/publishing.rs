@@ -1,4 +1,5 @@
-//! Publishing: all or nothing, by the current owner alone.
+//! Publishing: all or nothing, by the current owner alone. Must never
+//! read what was not committed and call it published.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

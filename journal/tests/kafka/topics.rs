@@ -1,4 +1,4 @@
-//! Creating and checking topics.
+//! Creating and checking topics. Must never touch a topic of another test.
 
 use journal::kafka::topics::{Finding, Weight, check, create};
 use rdkafka::ClientConfig;
