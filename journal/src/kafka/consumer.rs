@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -56,7 +57,7 @@ pub struct KafkaConsumer {
     /// Not yet reported.
     problems: VecDeque<ReadError>,
     /// Who we were in the group when the latest records were taken in.
-    identity: Option<ConsumerGroupMetadata>,
+    identity: Option<Arc<ConsumerGroupMetadata>>,
     /// Why the membership must be given up at the next poll.
     fenced: Option<String>,
     /// When a membership last ended with a fatal error.
@@ -288,7 +289,7 @@ impl KafkaConsumer {
             wait = Duration::ZERO;
         }
         if records > 0 {
-            self.identity = member.group_metadata();
+            self.identity = member.group_metadata().map(Arc::new);
         }
         Ok(())
     }
@@ -395,7 +396,7 @@ impl KafkaConsumer {
         PublishError::Fenced(why)
     }
 
-    fn publish_now(&mut self, publications: &[Publication]) -> Result<(), PublishError> {
+    fn publish_now(&mut self, publications: Vec<Publication>) -> Result<(), PublishError> {
         if let Some(why) = &self.ended {
             return Err(PublishError::Fatal(why.clone()));
         }
@@ -421,13 +422,12 @@ impl KafkaConsumer {
         {
             return Err(self.fence(format!("partition {} is not ours", other.partition)));
         }
-        let identity = match self.identity.take().or_else(|| member.group_metadata()) {
+        let identity = match self.identity.take().or_else(|| member.group_metadata().map(Arc::new)) {
             Some(identity) => identity,
             None => return Err(self.fence("not a member of the group".to_owned())),
         };
-        let topic = self.topic;
         let publisher = self.publisher().map_err(PublishError::Aborted)?;
-        let Err(failure) = publisher.publish(topic, publications, &identity) else {
+        let Err(failure) = publisher.publish(publications, identity.clone()) else {
             self.identity = Some(identity);
             return Ok(());
         };
@@ -485,7 +485,7 @@ impl Consumer for KafkaConsumer {
         if publications.is_empty() {
             return Ok(());
         }
-        let result = self.publish_now(&publications);
+        let result = self.publish_now(publications);
         metrics::record_transaction(match &result {
             Ok(()) => "committed",
             Err(PublishError::Fenced(_)) => "fenced",

@@ -1,6 +1,8 @@
 //! One Kafka transaction per publication: records and offsets, all or nothing. Must never answer "nothing was
 //! published" when that is not known, and never commit an offset outside a transaction.
 
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
@@ -20,10 +22,26 @@ const PUBLICATION_TIME_MAX: Duration = Duration::from_secs(12);
 /// How long to wait for a transaction to be taken back; the broker does it by itself later.
 const ABORT_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// A transactional producer that has taken over its transactional id.
+/// How much longer than it was given librdkafka may take to come back. It has been seen never to (2.12.1,
+/// `send_offsets_to_transaction`, after a broker was silent for a while).
+const GRACE: Duration = Duration::from_secs(3);
+
+/// A transactional producer that has taken over its transactional id, on a thread of its own: when librdkafka
+/// does not come back, the thread is left behind, and the next publisher makes sure that it cannot commit.
 pub(super) struct Publisher {
+    jobs: Sender<Job>,
+}
+
+struct Job {
+    publications: Vec<Publication>,
+    member: Arc<ConsumerGroupMetadata>,
+    answer: Sender<Result<(), Failure>>,
+}
+
+struct Transactions {
     producer: ThreadedProducer<KafkaContext>,
     topics: TopicNames,
+    reads: Topic,
 }
 
 /// Why a publication failed. The publisher can be used again after `OldGeneration` and `Aborted`, and must be
@@ -48,29 +66,65 @@ pub(super) enum Failure {
 
 impl Publisher {
     /// Takes over the transactional id: transactions that an earlier process left open are aborted, or
-    /// completed if they were being committed. Blocking, at most `timeout`.
+    /// completed if they were being committed. Blocking, at most `timeout` and a little.
     pub(super) fn open(config: &KafkaConfig, reads: Topic, timeout: Duration) -> Result<Self, String> {
+        let (jobs, accepted) = mpsc::channel();
+        let (answer, opened) = mpsc::channel();
+        let config = config.clone();
+        std::thread::Builder::new()
+            .name("kafka-publisher".to_owned())
+            .spawn(move || match Transactions::open(&config, reads, timeout) {
+                Ok(transactions) => {
+                    drop(answer.send(Ok(())));
+                    transactions.serve(&accepted);
+                }
+                Err(error) => drop(answer.send(Err(error))),
+            })
+            .map_err(|error| format!("cannot start the publisher's thread: {error}"))?;
+        match opened.recv_timeout(timeout + GRACE) {
+            Ok(opened) => opened.map(|()| Self { jobs }),
+            Err(_) => Err("librdkafka does not come back from opening a transactional producer".to_owned()),
+        }
+    }
+
+    /// Publishes everything and commits the offsets as the member of the group that `member` names. Blocking,
+    /// for a bounded time.
+    pub(super) fn publish(
+        &self,
+        publications: Vec<Publication>,
+        member: Arc<ConsumerGroupMetadata>,
+    ) -> Result<(), Failure> {
+        let (answer, answered) = mpsc::channel();
+        let stuck = |_| Failure::Unknown("librdkafka does not come back from a transaction".to_owned());
+        if self.jobs.send(Job { publications, member, answer }).is_err() {
+            return Err(Failure::Broken("the publisher's thread has ended".to_owned()));
+        }
+        answered.recv_timeout(PUBLICATION_TIME_MAX + 2 * ABORT_TIME_MAX + GRACE).map_err(stuck)?
+    }
+}
+
+impl Transactions {
+    fn open(config: &KafkaConfig, reads: Topic, timeout: Duration) -> Result<Self, String> {
         let producer: ThreadedProducer<KafkaContext> = ThreadedProducer::from_config_and_context(
             &config.transactional_producer(reads),
             KafkaContext::new("publish"),
         )
         .map_err(|error| super::ConfigError::from_kafka(error).to_string())?;
         producer.init_transactions(timeout).map_err(|error| error.to_string())?;
-        Ok(Self { producer, topics: config.topics.clone() })
+        Ok(Self { producer, topics: config.topics.clone(), reads })
     }
 
-    /// Publishes everything and commits the offsets of `reads` as the member of the group that `member`
-    /// names. Blocking, and while no broker answers at all not only for [`PUBLICATION_TIME_MAX`]: librdkafka
-    /// then waits for one in the midst of committing offsets, whatever time it was given.
-    pub(super) fn publish(
-        &self,
-        reads: Topic,
-        publications: &[Publication],
-        member: &ConsumerGroupMetadata,
-    ) -> Result<(), Failure> {
+    /// Until the publisher is dropped.
+    fn serve(self, jobs: &Receiver<Job>) {
+        for job in jobs {
+            // Nobody listens any more when we came back too late.
+            drop(job.answer.send(self.publish(&job.publications, &job.member)));
+        }
+    }
+
+    fn publish(&self, publications: &[Publication], member: &ConsumerGroupMetadata) -> Result<(), Failure> {
         let deadline = Instant::now() + PUBLICATION_TIME_MAX;
-        let offsets =
-            self.offsets(reads, publications).map_err(|error| Failure::Aborted(error.to_string()))?;
+        let offsets = self.offsets(publications).map_err(|error| Failure::Aborted(error.to_string()))?;
         self.producer.begin_transaction().map_err(|error| classed(&error))?;
         let filled = self.send_all(publications, deadline).and_then(|()| {
             retried(deadline, |left| self.producer.send_offsets_to_transaction(&offsets, member, left))
@@ -92,11 +146,11 @@ impl Publisher {
         }
     }
 
-    fn offsets(&self, reads: Topic, publications: &[Publication]) -> Result<TopicPartitionList, KafkaError> {
+    fn offsets(&self, publications: &[Publication]) -> Result<TopicPartitionList, KafkaError> {
         let mut offsets = TopicPartitionList::with_capacity(publications.len());
         for publication in publications {
             let mut element =
-                offsets.add_partition(self.topics.of(reads), signed_partition(publication.partition));
+                offsets.add_partition(self.topics.of(self.reads), signed_partition(publication.partition));
             element.set_offset(Offset::Offset(signed_offset(publication.offset)))?;
             element.set_metadata(&publication.metadata);
         }
