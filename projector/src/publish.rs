@@ -1,6 +1,8 @@
 //! What is to be published, and how far it is. There are no marks: the group's committed offset `c` is the
-//! only memory of what was published, and `s` is the store's own offset. Must never publish while `s < c`
-//! (the store is being derived anew), never commit an offset without every projection whose version lies
+//! only memory of what was published, and `s` is the store's own offset. A group that has none yet commits
+//! the log's end at once, before anything else: measured again after a crash, the end would be a later one,
+//! and what lies between would never be published. Must never publish while `s < c` (the store is being
+//! derived anew), never commit an offset without every projection whose version lies
 //! in `[c, s)`, and never hold a projection: what is published is read from the store in that moment.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +37,8 @@ pub(crate) struct Publishing {
 struct Unpublished {
     /// The group's committed offset: everything whose version is below it is published.
     committed: u64,
+    /// Whether the group knows that offset, or it is only where publishing is to begin.
+    begun: bool,
     /// Keys of subjects that an observation at or after `committed` may have changed.
     subjects: BTreeSet<String>,
     /// Fact keys, as for subjects, with the key of their subject.
@@ -51,7 +55,8 @@ impl Publishing {
         next_offset: u64,
     ) -> Result<(), store::Error> {
         let committed = assigned.committed.as_ref().map_or(assigned.log_end, |committed| committed.offset);
-        let mut unpublished = Unpublished { committed, ..Unpublished::default() };
+        let begun = assigned.committed.is_some();
+        let mut unpublished = Unpublished { committed, begun, ..Unpublished::default() };
         if next_offset > committed {
             for item in store.observations_from(assigned.partition, committed)? {
                 let (_, value) = item?;
@@ -113,7 +118,7 @@ impl Publishing {
     /// These were published, with these offsets.
     pub(crate) fn published(&mut self, offsets: &[(u32, u64)]) {
         for (partition, offset) in offsets {
-            let now = Unpublished { committed: *offset, ..Unpublished::default() };
+            let now = Unpublished { committed: *offset, begun: true, ..Unpublished::default() };
             self.partitions.insert(*partition, now);
         }
     }
@@ -135,7 +140,10 @@ impl Unpublished {
         let view = store.read();
         let meta = view.meta(partition)?;
         if meta.next_offset <= self.committed {
-            return Ok(None);
+            let (offset, metadata) = (self.committed, String::new());
+            let begin =
+                Publication { partition, offset, metadata, projections: Vec::new(), claims: Vec::new() };
+            return Ok((!self.begun).then_some(begin));
         }
         let mut projections = Vec::new();
         for key in &self.subjects {

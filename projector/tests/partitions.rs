@@ -621,6 +621,31 @@ fn what_changes_is_published_once_and_a_repeat_is_not() {
     running.stop();
 }
 
+/// A first owner that dies before it published anything has left word of where publishing begins.
+#[test]
+fn a_new_group_begins_where_it_first_looked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log =
+        Log::new(&[Partition { start: 0, end: 1, records: vec![status_at(0, "sent", 1)], committed: None }]);
+    let running = Running::start(folder.path(), &log);
+    until_committed(&log, 1);
+    log.change(|state| {
+        state.failures = (0..10_000).map(|_| PublishError::Aborted("no".to_owned())).collect()
+    });
+    log.append(0, status_at(1, "read", 2));
+    running.until(SUBJECT, |answer| answer.header("witness-offset") == Some("2"));
+    running.stop();
+    log.change(|state| state.failures.clear());
+    // Meanwhile the log has grown, and the next owner has no store.
+    log.append(0, status_at(2, "read", 2));
+    log.change(|state| state.partitions[0].end = 3);
+    let other = tempfile::tempdir().expect("a folder");
+    let running = Running::start(other.path(), &log);
+    until_committed(&log, 3);
+    assert_eq!(published(&log), [(KEY.to_owned(), Some("read".to_owned()), 1)]);
+    running.stop();
+}
+
 #[test]
 fn what_was_stored_and_not_published_is_found_again() {
     let folder = tempfile::tempdir().expect("a folder");

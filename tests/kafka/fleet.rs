@@ -75,6 +75,7 @@ impl Fleet {
             fleet.wait_until_it_owns_some(&format!("projector-{number}"));
         }
         fleet.wait_until_all_is_owned();
+        fleet.wait_until_publishing_has_begun();
         fleet
     }
 
@@ -279,6 +280,15 @@ instance_id = "{name}"
                 assert!(started.elapsed() < PATIENCE, "nobody answers {path}: {answers:?}");
                 std::thread::sleep(LOOK_AGAIN);
             }
+        }
+    }
+
+    /// Waits until every partition has a committed offset: what comes after it will be published.
+    fn wait_until_publishing_has_begun(&self) {
+        let started = Instant::now();
+        while self.reader.committed().is_none_or(|committed| committed.len() < PARTITIONS as usize) {
+            assert!(started.elapsed() < PATIENCE, "publishing begins with {:?} only", self.reader.committed());
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 
