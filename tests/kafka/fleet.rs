@@ -287,7 +287,11 @@ instance_id = "{name}"
     fn wait_until_publishing_has_begun(&self) {
         let started = Instant::now();
         while self.reader.committed().is_none_or(|committed| committed.len() < PARTITIONS as usize) {
-            assert!(started.elapsed() < PATIENCE, "publishing begins with {:?} only", self.reader.committed());
+            assert!(
+                started.elapsed() < PATIENCE,
+                "publishing begins with {:?} only",
+                self.reader.committed()
+            );
             std::thread::sleep(LOOK_AGAIN);
         }
     }

@@ -30,7 +30,7 @@ use finder::Cluster;
 use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
 
 /// What a test needs to run.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Needs {
     /// Nothing outside of this process.
     Nothing,
@@ -100,7 +100,15 @@ fn main() -> ExitCode {
     let shared =
         Arc::new(if needs_broker { finder::one() } else { Err("no test asked for a broker".to_owned()) });
     let turn = Arc::new(RwLock::new(()));
-    let trials = TESTS.iter().map(|(name, needs, test)| trial(name, *needs, *test, &shared, &turn)).collect();
+    // Measurements are no tests: they are there only for whoever asks for them.
+    let is_asked_for = |needs: &Needs| {
+        *needs != Needs::BrokerToMeasure
+            || arguments.ignored
+            || arguments.include_ignored
+            || arguments.filter.is_some()
+    };
+    let tests = TESTS.iter().filter(|(_, needs, _)| is_asked_for(needs));
+    let trials = tests.map(|(name, needs, test)| trial(name, *needs, *test, &shared, &turn)).collect();
     let conclusion: Conclusion = libtest_mimic::run(&arguments, trials);
     // Before the process ends without unwinding: it stops our broker.
     drop(shared);
