@@ -49,3 +49,8 @@ deny:
 # All that the CI runs
 ci:
     .ci/run
+
+# Everything on a real Kafka, the proofs under failure too (needs java, and mvn the first time).
+kafka:
+    WITNESS_REQUIRE_ALL=1 cargo test -p witness-journal --test kafka
+    WITNESS_REQUIRE_ALL=1 cargo test -p witness --test kafka -- --include-ignored
