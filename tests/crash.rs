@@ -18,9 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use common::{Answer, Delivery, ENDPOINTS, Installation, Random, Service, items};
-use schema::{Digest, Provider};
-use serde_json::json;
+use common::{Answer, Delivery, Installation, Random, Service, items};
+use schema::Digest;
 use service::clock::{Clock, SystemClock};
 
 const ROUNDS: u64 = 10;
@@ -103,7 +102,7 @@ fn load_and_kill(service: &mut Service, ledger: &Mutex<Ledger>, mut random: Rand
                     let (delivery, is_forged) = match again.next() {
                         Some(delivery) => (delivery, false),
                         None => (
-                            delivery(&mut random, format!("event-{round}-{number}-{count}")),
+                            Delivery::random(&mut random, format!("event-{round}-{number}-{count}")),
                             random.below(10) == 0,
                         ),
                     };
@@ -200,52 +199,4 @@ impl Ledger {
 
 fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
     ledger.lock().expect("no sender found a fault")
-}
-
-/// A delivery about one of few subjects, so that ties, stale states, contradictions and long histories
-/// happen; now and then one of an unknown type, and one that is large.
-fn delivery(random: &mut Random, event_id: String) -> Delivery {
-    let endpoint = random.below(ENDPOINTS.len() as u64) as usize;
-    let time = format!("2026-03-01T10:00:{:02}.000Z", random.below(60));
-    let number = random.below(20);
-    let body = match ENDPOINTS[endpoint].1 {
-        Provider::YCloud if random.below(40) == 0 => {
-            json!({"id": event_id, "type": "unheard.of", "x": number})
-        }
-        Provider::YCloud => {
-            let status = ["accepted", "sent", "delivered", "read", "failed"][random.below(5) as usize];
-            let padding = if random.below(100) == 0 { 600_000 } else { 10 };
-            let text = "x".repeat(padding);
-            let message = json!({"id": format!("message-{number}"), "status": status, "updateTime": time, "text": text});
-            json!({"id": event_id, "type": "whatsapp.message.updated", "whatsappMessage": message})
-        }
-        Provider::Shoc => {
-            let (event_type, data) = if random.below(2) == 0 {
-                let status = ["new", "assigned", "completed", "asleep"][random.below(4) as usize];
-                let data =
-                    json!({"work_order_id": number.to_string(), "wo_status": status, "updated_at": time});
-                ("work_order.updated", data)
-            } else {
-                let comment = format!("{number}#{}", random.below(30));
-                let data =
-                    json!({"work_order_id": number.to_string(), "comment_id": comment, "text": event_id});
-                ("work_order.comment_added", data)
-            };
-            json!({"schema_version": 1, "delivery_id": event_id, "event_type": event_type, "data": data})
-        }
-        Provider::Yutai => {
-            let (kind, payload) = if random.below(2) == 0 {
-                let tier = format!("Tier {}", random.below(3));
-                (
-                    "tier_changed",
-                    json!({"credentialId": format!("credential-{number}"), "tier": tier, "asOf": time}),
-                )
-            } else {
-                let kind = ["connect_linked", "connect_revoked"][random.below(2) as usize];
-                (kind, json!({"external_ref": format!("customer-{number}")}))
-            };
-            json!({"eventId": event_id, "kind": kind, "payload": payload})
-        }
-    };
-    Delivery { endpoint, event_id, body: body.to_string().into_bytes() }
 }
