@@ -72,14 +72,13 @@ impl KafkaAppender {
         AppendError::Unavailable(error.to_string())
     }
 
-    /// A fatal error disables an idempotent producer for good; a new one has a new identity and goes on.
-    /// Answers why the old one died.
+    /// Some errors disable a producer for good; a new one has a new identity and goes on. Answers why the old
+    /// one died.
     fn replace_if_dead(&self) -> Option<String> {
-        let (code, reason) = self.live.load().producer.client().fatal_error()?;
-        let why = format!("the Kafka producer failed for good ({code:?}: {reason})");
+        let why = self.live.load().death()?;
         if let Ok(_guard) = self.replacing.try_lock() {
             // Another thread may have been faster.
-            if self.live.load().producer.client().fatal_error().is_some() {
+            if self.live.load().death().is_some() {
                 error!("{why}; replacing it");
                 match Live::open(&self.config) {
                     Ok(fresh) => {
@@ -130,5 +129,13 @@ impl Live {
         let producer = FutureProducer::from_config_and_context(&config.producer(), context.clone())
             .map_err(ConfigError::from_kafka)?;
         Ok(Self { producer, context })
+    }
+
+    /// Why it will never append again, if it will not.
+    fn death(&self) -> Option<String> {
+        let fatal = self.producer.client().fatal_error();
+        let fatal =
+            fatal.map(|(code, reason)| format!("the Kafka producer failed for good ({code:?}: {reason})"));
+        fatal.or_else(|| self.context.stranded())
     }
 }

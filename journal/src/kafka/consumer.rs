@@ -102,7 +102,8 @@ impl KafkaConsumer {
             std::thread::sleep(POLL_STEP);
             return Err(ReadError::Unavailable(why));
         }
-        if let Some(why) = self.fenced.take() {
+        let stranded = self.member.as_ref().and_then(|member| member.context().stranded());
+        if let Some(why) = self.fenced.take().or(stranded) {
             warn!(topic = %self.topic, "giving up all partitions and joining the group again: {why}");
             self.let_everything_go(owner);
             // The old membership must be gone before one of the same instance id begins.
@@ -432,13 +433,20 @@ impl KafkaConsumer {
             return Ok(());
         };
         match failure {
+            // librdkafka gives the sequence numbers of aborted records to the next ones, also where the broker has
+            // the aborted ones: it would take the next ones for repeats, and drop them. A new epoch cannot be
+            // confused.
             Failure::Aborted(why) => {
+                self.publisher = None;
                 self.identity = Some(identity);
                 Err(PublishError::Aborted(why))
             }
             // We may be a member of the new generation and keep these partitions: no one else gets them before
             // we let go. The next try asks who we are now; the broker refuses it if we are nobody.
-            Failure::OldGeneration(why) => Err(PublishError::Aborted(why)),
+            Failure::OldGeneration(why) => {
+                self.publisher = None;
+                Err(PublishError::Aborted(why))
+            }
             Failure::Broken(why) => {
                 self.publisher = None;
                 self.identity = Some(identity);

@@ -2,7 +2,7 @@
 //! librdkafka's polling threads.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
@@ -20,12 +20,13 @@ const UNKNOWN: u32 = u32::MAX;
 pub(super) struct KafkaContext {
     client: &'static str,
     brokers_up: Arc<AtomicU32>,
+    is_stranded: Arc<AtomicBool>,
 }
 
 impl KafkaContext {
     /// `client` labels log lines and metrics.
     pub(super) fn new(client: &'static str) -> Self {
-        Self { client, brokers_up: Arc::new(AtomicU32::new(UNKNOWN)) }
+        Self { client, brokers_up: Arc::new(AtomicU32::new(UNKNOWN)), is_stranded: Arc::default() }
     }
 
     /// `Err` while no broker is connected, as of the latest statistics (one second old at most).
@@ -35,6 +36,14 @@ impl KafkaContext {
             UNKNOWN => Err("not connected to Kafka yet".to_owned()),
             _ => Ok(()),
         }
+    }
+
+    /// Why this client must be replaced, if it must. A cluster that has just come back can answer that it has
+    /// no brokers yet; librdkafka then forgets all that it knew, its bootstrap servers included, and never
+    /// connects again (its issue 5301).
+    pub(super) fn stranded(&self) -> Option<String> {
+        let is_stranded = self.is_stranded.load(Ordering::Relaxed);
+        is_stranded.then(|| "librdkafka has forgotten every Kafka broker".to_owned())
     }
 }
 
@@ -64,6 +73,9 @@ impl ClientContext for KafkaContext {
         let up = statistics.brokers.values().filter(|broker| broker.state == "UP").count();
         let up = u32::try_from(up).unwrap_or(UNKNOWN - 1);
         self.brokers_up.store(up, Ordering::Relaxed);
+        let is_known = |source: &str| matches!(source, "configured" | "learned");
+        let is_stranded = !statistics.brokers.values().any(|broker| is_known(&broker.source));
+        self.is_stranded.store(is_stranded, Ordering::Relaxed);
         metrics::record_statistics(self.client, &statistics, up);
     }
 

@@ -70,6 +70,11 @@ impl Membership {
         }
     }
 
+    /// See [`KafkaContext::stranded`].
+    pub(super) fn stranded(&self) -> Option<String> {
+        self.context.stranded()
+    }
+
     /// What the group decided since the last time.
     pub(super) fn take(&self) -> Vec<Rebalance> {
         mem::take(&mut *self.rebalances.lock().unwrap_or_else(PoisonError::into_inner))
