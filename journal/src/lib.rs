@@ -209,6 +209,18 @@ pub enum ReadError {
     Unavailable(String),
 }
 
+/// Reads a topic as it stands, outside any group: for copies of the log, and for a store that is derived anew
+/// beside the living one. Blocking, and used from one thread.
+pub trait LogReader: Send {
+    /// The first offset still in the log, and one past the last durable (Kafka: last stable) one.
+    fn bounds(&mut self, partition: u32) -> Result<(u64, u64), ReadError>;
+
+    /// The next records at or after `from`, in offset order: at least one where there is one, and no more than
+    /// a bounded number of bytes. Empty when there is none within `timeout`; records whose offsets are missing
+    /// (transaction markers) are passed over, so an empty answer below the end is tried again.
+    fn read(&mut self, partition: u32, from: u64, timeout: Duration) -> Result<Vec<Record>, ReadError>;
+}
+
 /// The reading half: a member of a consumer group. Blocking, and used from one thread of its own.
 pub trait Consumer: Send {
     /// Waits up to `timeout` for records. Never resumes by itself at an offset that `owner` did not name.
