@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use journal::embedded::{self, EmbeddedJournal};
-use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer};
-use journal::{Appender, Consumer, Topic};
+use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer, KafkaLogReader};
+use journal::{Appender, Topic};
 
 use crate::config::Journal;
 use crate::topics;
@@ -22,7 +22,7 @@ pub(crate) enum Opened {
     Embedded(EmbeddedJournal),
     Kafka {
         client: Box<KafkaConfig>,
-        /// `None` until the ingress asks for it: a projector alone appends nothing.
+        /// `None` until a service asks for it.
         appender: Option<Arc<KafkaAppender>>,
     },
 }
@@ -45,10 +45,11 @@ impl Opened {
         }
     }
 
-    /// For the ingress.
+    /// One for all services of this process.
     pub(crate) fn appender(&mut self) -> anyhow::Result<Arc<dyn Appender>> {
         match self {
             Self::Embedded(journal) => Ok(Arc::new(journal.clone())),
+            Self::Kafka { appender: Some(appender), .. } => Ok(appender.clone()),
             Self::Kafka { client, appender } => {
                 let opened = Arc::new(KafkaAppender::open(KafkaConfig::clone(client))?);
                 *appender = Some(opened.clone());
@@ -58,11 +59,31 @@ impl Opened {
     }
 
     /// For the projector.
-    pub(crate) fn consumer(&self) -> anyhow::Result<Box<dyn Consumer>> {
+    pub(crate) fn projectors(&mut self) -> anyhow::Result<projector::Journal> {
+        let appender = self.appender()?;
         Ok(match self {
-            Self::Embedded(journal) => Box::new(journal.consumer(Topic::Observations)),
+            Self::Embedded(journal) => {
+                let log = journal.clone();
+                projector::Journal {
+                    observations: Box::new(journal.consumer(Topic::Observations)),
+                    claims: Box::new(journal.consumer(Topic::Claims)),
+                    appender,
+                    readers: Arc::new(move |topic| Ok(Box::new(log.log_reader(topic)))),
+                }
+            }
             Self::Kafka { client, .. } => {
-                Box::new(KafkaConsumer::open(KafkaConfig::clone(client), Topic::Observations)?)
+                let config = KafkaConfig::clone(client);
+                // A group reads one topic.
+                let claims = KafkaConfig { group: format!("{}-claims", config.group), ..config.clone() };
+                projector::Journal {
+                    observations: Box::new(KafkaConsumer::open(config.clone(), Topic::Observations)?),
+                    claims: Box::new(KafkaConsumer::open(claims, Topic::Claims)?),
+                    appender,
+                    readers: Arc::new(move |topic| {
+                        let reader = KafkaLogReader::open(config.clone(), topic);
+                        Ok(Box::new(reader.map_err(|error| error.to_string())?))
+                    }),
+                }
             }
         })
     }

@@ -73,9 +73,8 @@ impl Judge {
     ) -> Result<Option<String>, store::Error> {
         let now = self.clock.now();
         // A clock that was put back must not hold anything up.
-        let pauses = self
-            .not_before
-            .is_some_and(|time| now < time && time.0.saturating_sub(now.0) <= PAUSE_MICROS);
+        let pauses =
+            self.not_before.is_some_and(|time| now < time && time.0.saturating_sub(now.0) <= PAUSE_MICROS);
         if !self.waiting.is_empty() && pauses {
             return Ok(None);
         }
@@ -120,8 +119,7 @@ impl Judge {
         records: &[Record],
     ) -> Result<Option<String>, store::Error> {
         let Some(held) = self.held.get(&partition).filter(|held| !held.stopped) else { return Ok(None) };
-        let (changes, verdicts, stop) =
-            judge(store, partition, records, held.committed, self.clock.now())?;
+        let (changes, verdicts, stop) = judge(store, partition, records, held.committed, self.clock.now())?;
         if let Err(problem) = self.append(&verdicts) {
             return Ok(Some(format!("a verdict cannot be written, and is tried again: {problem}")));
         }
@@ -234,7 +232,8 @@ pub(crate) fn judge(
                     known.judged.push(subject);
                     if record.offset >= verdicts_from {
                         let observation = verdict.observe(claim.subject.clone(), now);
-                        let observation = observation.map_err(|error| store::Error::Packing(error.to_string()));
+                        let observation =
+                            observation.map_err(|error| store::Error::Packing(error.to_string()));
                         verdicts.push(observation?);
                     }
                 }
@@ -276,10 +275,8 @@ impl PartitionOwner for Owner<'_> {
             }
         };
         let offset = committed.as_ref().map_or(0, |committed| committed.offset);
-        self.held.insert(
-            partition,
-            Held { committed: offset, is_known: committed.is_some(), stopped: false },
-        );
+        self.held
+            .insert(partition, Held { committed: offset, is_known: committed.is_some(), stopped: false });
         self.progress.claims_held(partition);
         metrics::claims_progress(partition, meta.next_offset);
         let next_offset = meta.next_offset.max(offset);

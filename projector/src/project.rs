@@ -193,8 +193,9 @@ impl Batch<'_> {
         let mut entries = self.entries(&key, at)?;
         let judged = verdict.and_then(|verdict| {
             let event = verdict.judged.event_digest();
-            let is_judged =
-                |entry: &&mut Entry| entry.event == event && entry.inbox == Inbox::New && entry.is_providers();
+            let is_judged = |entry: &&mut Entry| {
+                entry.event == event && entry.inbox == Inbox::New && entry.is_providers()
+            };
             let entry = entries.iter_mut().find(is_judged).filter(|entry| entry.verdict.is_none())?;
             entry.verdict = Some(Voided { offset: at.offset, inbox: verdict.verdict });
             Some((entry.offset, verdict))
@@ -298,12 +299,7 @@ impl Batch<'_> {
     }
 
     /// The first entry under the observation's inbox key, if there is one.
-    fn first(
-        &mut self,
-        key: &str,
-        observation: &Observation,
-        at: At,
-    ) -> Result<Option<Entry>, store::Error> {
+    fn first(&mut self, key: &str, observation: &Observation, at: At) -> Result<Option<Entry>, store::Error> {
         let event = observation.event_digest();
         let loaded = self.load(key, at)?;
         if let Some(first) = loaded.first_entry(event) {
@@ -443,8 +439,7 @@ impl Batch<'_> {
         );
         let since = Micros(self.meta.journal_time.0.max(0));
         let (offsets, acknowledged) = (vec![offset], None);
-        let record =
-            AttentionRecord { subject: None, event_id: None, reason, since, offsets, acknowledged };
+        let record = AttentionRecord { subject: None, event_id: None, reason, since, offsets, acknowledged };
         let key = AttentionKey::malformed(self.meta.journal_time, self.partition, offset);
         self.changes.attention.insert(key, Some(record));
     }

@@ -42,7 +42,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// Reads what was committed. An earlier release committed nothing but the last observation.
+    /// Reads what was committed; without metadata, as by hand, the offset alone counts.
     pub(crate) fn read(committed: &Committed) -> Option<Self> {
         let mut mark = Self { offset: committed.offset, reached: committed.offset, epoch: 1, last: None };
         for part in committed.metadata.split_ascii_whitespace() {
@@ -118,7 +118,9 @@ impl Publishing {
     ) -> Result<(), store::Error> {
         let current = mark.filter(|mark| mark.epoch == store.epoch());
         let (from, reached, done) = match (current, mark) {
-            (Some(mark), _) => (mark.offset, mark.reached, (mark.offset == mark.reached).then_some(mark.offset)),
+            (Some(mark), _) => {
+                (mark.offset, mark.reached, (mark.offset == mark.reached).then_some(mark.offset))
+            }
             // An earlier release's store may have published as far as the log went.
             (None, mark) => (0, mark.map_or(0, |mark| mark.reached).max(assigned.log_end), None),
         };
@@ -149,7 +151,9 @@ impl Publishing {
             && next_offset > unpublished.from
         {
             let from = unpublished.from;
-            unpublished.claims.extend(claims.into_iter().filter(|(at, _)| *at >= from).map(|(_, claim)| claim));
+            unpublished
+                .claims
+                .extend(claims.into_iter().filter(|(at, _)| *at >= from).map(|(_, claim)| claim));
             if self.projections {
                 unpublished.subjects.extend(subjects.cloned());
                 unpublished.facts.extend(facts.filter_map(|key| {
@@ -164,15 +168,16 @@ impl Publishing {
     pub(crate) fn due(&mut self, store: &Store, now: Micros) -> Result<Vec<Due>, store::Error> {
         let gathered: usize = self.partitions.values().map(Unpublished::len).sum();
         // A clock that was put back must not hold anything up.
-        let is_early = self.not_before.is_some_and(|time| {
-            now < time && time.0.saturating_sub(now.0) <= PAUSE_AFTER_FAILURE_MICROS
-        });
+        let is_early = self
+            .not_before
+            .is_some_and(|time| now < time && time.0.saturating_sub(now.0) <= PAUSE_AFTER_FAILURE_MICROS);
         if is_early && gathered < RECORDS_MAX {
             return Ok(Vec::new());
         }
-        let due = self.partitions.iter().map(|(partition, unpublished)| {
-            unpublished.due(store, *partition, self.projections)
-        });
+        let due = self
+            .partitions
+            .iter()
+            .map(|(partition, unpublished)| unpublished.due(store, *partition, self.projections));
         let due: Vec<_> = due.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
         self.not_before = Some(Micros(now.0.saturating_add(GATHER_MICROS)));
         Ok(due)
@@ -226,7 +231,8 @@ impl Unpublished {
             let Ok(observation) = schema::avro::decode(&value) else { continue };
             let subject = observation.subject.key();
             // A verdict may have changed the fact that it voids.
-            let voided = schema::Verdict::read(&observation).ok().map(|verdict| verdict.judged.observation_id);
+            let voided =
+                schema::Verdict::read(&observation).ok().map(|verdict| verdict.judged.observation_id);
             if let Some(voided) = voided {
                 for fact in facts_of(store, partition, &subject, voided)? {
                     self.facts.insert(fact, subject.clone());
@@ -287,7 +293,8 @@ impl Unpublished {
         let claims_max = RECORDS_MAX.saturating_sub(subjects.len() + facts.len());
         let claims = self.claims.iter().take(claims_max).map(|claim| {
             let key = claim.key();
-            let partitions = std::num::NonZeroU32::new(store.partitions()).unwrap_or(std::num::NonZeroU32::MIN);
+            let partitions =
+                std::num::NonZeroU32::new(store.partitions()).unwrap_or(std::num::NonZeroU32::MIN);
             new_record(partition_of(key.as_bytes(), partitions), &key, claim.encode())
         });
         let claims: Vec<_> = claims.collect::<Result<_, _>>()?;
@@ -347,7 +354,6 @@ fn new_record(
 }
 
 #[cfg(test)]
-#[expect(clippy::expect_used, reason = "a test stops at the first surprise")]
 mod tests {
     use super::*;
 

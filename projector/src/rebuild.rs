@@ -132,7 +132,8 @@ impl Rebuild {
         let old = self.folder.old()?.iter().map(|path| path.display().to_string()).collect();
         let state = self.state();
         let seconds = state.started.elapsed().as_secs_f64();
-        let rate = if state.phase == Phase::Idle || seconds <= 0.0 { 0.0 } else { state.replayed as f64 / seconds };
+        let rate =
+            if state.phase == Phase::Idle || seconds <= 0.0 { 0.0 } else { state.replayed as f64 / seconds };
         let left = state.records_total.saturating_sub(state.records) as f64;
         Ok(Status {
             phase: state.phase,
@@ -331,7 +332,13 @@ impl Rebuild {
         Ok(())
     }
 
-    fn count(&self, live: &Store, fresh: &Store, progress: &Progress, replayed: u64) -> Result<(), store::Error> {
+    fn count(
+        &self,
+        live: &Store,
+        fresh: &Store,
+        progress: &Progress,
+        replayed: u64,
+    ) -> Result<(), store::Error> {
         let (mut records, mut total) = (0, 0);
         for partition in progress.held() {
             records += fresh.read().meta(partition)?.next_offset;
@@ -362,12 +369,7 @@ impl Rebuild {
 }
 
 /// Records from `from` on, below `target`.
-fn read(
-    reader: &mut dyn LogReader,
-    partition: u32,
-    from: u64,
-    target: u64,
-) -> Result<Vec<Record>, Failure> {
+fn read(reader: &mut dyn LogReader, partition: u32, from: u64, target: u64) -> Result<Vec<Record>, Failure> {
     let read = reader.read(partition, from, READ_TIMEOUT);
     let mut records = read.map_err(|error| Failure::Other(error.to_string()))?;
     records.retain(|record| record.offset < target);

@@ -321,7 +321,10 @@ impl PartitionOwner for Owner<'_> {
         }
         let mark = assigned.committed.as_ref().map(|committed| {
             let mark = Mark::read(committed).ok_or_else(|| {
-                format!("what the group committed cannot be read: {:?}; use another group", committed.metadata)
+                format!(
+                    "what the group committed cannot be read: {:?}; use another group",
+                    committed.metadata
+                )
             })?;
             not_ours(&mark, &meta, log_end).map_or(Ok(mark), Err)
         });

@@ -17,7 +17,7 @@ use std::path::Path;
 use bytes::Bytes;
 use journal::Record;
 use projector::derive::Entry;
-use projector::project::project;
+use projector::project::{Projected, project};
 use projector::store::keys::{AttentionKey, AttentionRecord, FactRecord, Meta, PAGE_ENTRIES, SubjectRecord};
 use projector::store::{Store, SubjectFilter};
 use proptest::prelude::*;
@@ -82,11 +82,12 @@ fn records(told: &[Told]) -> Vec<(Record, Option<Observation>)> {
 }
 
 fn open(path: &Path) -> Store {
-    Store::open(path, NonZeroU32::MIN).expect("opens")
+    Store::open(path, NonZeroU32::MIN, 1).expect("opens")
 }
 
 fn fold(store: &Store, records: &[Record]) {
-    let (changes, stop) = project(&store.read(), 0, records).expect("the store is readable");
+    let Projected { changes, stop, claims: _ } =
+        project(&store.read(), 0, records).expect("the store is readable");
     assert!(stop.is_none(), "{stop:?}");
     if !changes.observations.is_empty() {
         store.commit(0, changes).expect("durable");

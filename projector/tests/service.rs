@@ -52,8 +52,14 @@ impl Running {
         let (stop, stopped) = oneshot::channel();
         let ids = RequestIds { clock: Arc::new(SystemClock), ids: Arc::new(RandomIds) };
         let metrics = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder().handle();
-        let consumer = Box::new(journal.consumer(Topic::Observations));
-        let task = tokio::spawn(projector::run(config, listener, consumer, ids, metrics, async {
+        let (appender, log) = (Arc::new(journal.clone()), journal.clone());
+        let on_journal = projector::Journal {
+            observations: Box::new(journal.consumer(Topic::Observations)),
+            claims: Box::new(journal.consumer(Topic::Claims)),
+            appender,
+            readers: Arc::new(move |topic| Ok(Box::new(log.log_reader(topic)))),
+        };
+        let task = tokio::spawn(projector::run(config, listener, on_journal, ids, metrics, async {
             drop(stopped.await);
         }));
         Self { address, journal, stop: Some(stop), task, appended: 0 }

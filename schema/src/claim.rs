@@ -16,7 +16,7 @@ use crate::{Digest, Micros, Observation, Provider, Source, Subject};
 
 /// Every version of the claim's schema that was ever written; the last one is the current.
 pub(crate) static CLAIM: Versions =
-    Versions::new(&[(include_str!("../avro/history/claim.1.avsc"), 0)]);
+    Versions::new(&[(include_str!("../avro/history/claim.1.avsc"), 0x538c_686a_b806_c0b5)]);
 
 /// The endpoint that verdicts carry. No configured endpoint can have it: a colon is no character of an id.
 pub const VERDICT_ENDPOINT: &str = "witness:verdict";
@@ -202,7 +202,15 @@ impl Verdict {
         let id = hash.finalize().first_chunk().copied().unwrap_or_default();
         let id = uuid::Builder::from_custom_bytes(id).into_uuid();
         let body = serde_json::to_vec(self)?;
-        Ok(Observation::ours(Source::Verdict, id, VERDICT_ENDPOINT, VERDICT_EVENT_TYPE, subject, body, received_at))
+        Ok(Observation::ours(
+            Source::Verdict,
+            id,
+            VERDICT_ENDPOINT,
+            VERDICT_EVENT_TYPE,
+            subject,
+            body,
+            received_at,
+        ))
     }
 
     /// Reads the body of an observation whose source is `verdict`. The reason names what is wrong with it.
@@ -286,7 +294,10 @@ mod tests {
         let verdict = Verdict::on(&later, &Winner::of(&claim("w", b"1", false))).expect("judged");
         let observe = |at| verdict.observe(later.subject.clone(), Micros(at)).expect("JSON");
         let (one, other) = (observe(1), observe(2_000_000));
-        assert_eq!((one.id, one.event_digest(), one.body_digest), (other.id, other.event_digest(), other.body_digest));
+        assert_eq!(
+            (one.id, one.event_digest(), one.body_digest),
+            (other.id, other.event_digest(), other.body_digest)
+        );
         assert_eq!(Verdict::read(&one), Ok(verdict));
         let another = claim("u", b"2", false);
         let verdict = Verdict::on(&another, &Winner::of(&claim("w", b"1", false))).expect("judged");

@@ -173,7 +173,6 @@ impl SubjectFold {
             },
         }
     }
-
 }
 
 impl FactFold {

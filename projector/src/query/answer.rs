@@ -156,7 +156,12 @@ fn known(view: &View<'_>, partition: u32, subject: &Subject) -> Result<SubjectRe
     })
 }
 
-pub(super) fn history_entry(entry: &Entry, observation: &Observation, partition: u32, body: bool) -> HistoryEntry {
+pub(super) fn history_entry(
+    entry: &Entry,
+    observation: &Observation,
+    partition: u32,
+    body: bool,
+) -> HistoryEntry {
     let reading = schema::provider::read(observation);
     HistoryEntry {
         observation_id: observation.id,

@@ -174,7 +174,6 @@ impl Folder {
 }
 
 #[cfg(test)]
-#[expect(clippy::expect_used, reason = "a test stops at the first surprise")]
 mod tests {
     use super::*;
 
@@ -202,8 +201,8 @@ mod tests {
     fn a_store_of_another_epoch_makes_place_for_a_new_one() {
         let folder = tempfile::tempdir().expect("a folder");
         let (_, live) = Folder::open(folder.path(), ONE, 1).expect("opens");
-        let mut changes = crate::store::Changes::default();
-        changes.meta = Some(live.read().meta(0).expect("readable"));
+        let meta = Some(live.read().meta(0).expect("readable"));
+        let changes = crate::store::Changes { meta, ..Default::default() };
         live.commit(0, changes).expect("durable");
         drop(live);
         let (stores, live) = Folder::open(folder.path(), ONE, 2).expect("opens");

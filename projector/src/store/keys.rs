@@ -232,30 +232,32 @@ mod tests {
             any::<i64>(),
             prop::option::of((any::<u64>(), 1_usize..3)),
         )
-            .prop_map(|(offset, event, body, replay, inbox, outcome, differs, source, time, verdict)| Entry {
-                source: [Source::Webhook, Source::ReadApi, Source::Verdict, Source::Operator][source],
-                journal_time: Micros(time),
-                verdict: verdict.map(|(offset, inbox)| Voided {
+            .prop_map(
+                |(offset, event, body, replay, inbox, outcome, differs, source, time, verdict)| Entry {
+                    source: [Source::Webhook, Source::ReadApi, Source::Verdict, Source::Operator][source],
+                    journal_time: Micros(time),
+                    verdict: verdict.map(|(offset, inbox)| Voided {
+                        offset,
+                        inbox: [Inbox::New, Inbox::Duplicate, Inbox::Conflict][inbox],
+                    }),
                     offset,
+                    event: Digest(event),
+                    body: Digest(body),
+                    replay,
                     inbox: [Inbox::New, Inbox::Duplicate, Inbox::Conflict][inbox],
-                }),
-                offset,
-                event: Digest(event),
-                body: Digest(body),
-                replay,
-                inbox: [Inbox::New, Inbox::Duplicate, Inbox::Conflict][inbox],
-                outcome: [
-                    Outcome::Applied,
-                    Outcome::NoChange,
-                    Outcome::OutOfOrder,
-                    Outcome::Contested,
-                    Outcome::Unordered,
-                    Outcome::Unsupported,
-                    Outcome::Failed,
-                    Outcome::NotRun,
-                ][outcome],
-                differs,
-            })
+                    outcome: [
+                        Outcome::Applied,
+                        Outcome::NoChange,
+                        Outcome::OutOfOrder,
+                        Outcome::Contested,
+                        Outcome::Unordered,
+                        Outcome::Unsupported,
+                        Outcome::Failed,
+                        Outcome::NotRun,
+                    ][outcome],
+                    differs,
+                },
+            )
     }
 
     proptest! {
