@@ -17,6 +17,7 @@ pub mod signature;
 mod single_object;
 pub mod subject;
 pub mod timestamp;
+pub mod wire;
 
 pub use observation::{Digest, Observation, Source};
 pub use provider::Provider;
