@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use journal::embedded::{self, EmbeddedJournal};
 use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer};
+use journal::registry::{Framed, Registry, RegistryConfig};
 use journal::{Appender, Consumer, Topic};
 
 use crate::config::Journal;
@@ -24,6 +25,8 @@ pub(crate) enum Opened {
         client: Box<KafkaConfig>,
         /// `None` until the ingress asks for it: a projector alone appends nothing.
         appender: Option<Arc<KafkaAppender>>,
+        /// Whose ids the records carry.
+        registry: Option<Arc<Registry>>,
     },
 }
 
@@ -40,7 +43,11 @@ impl Opened {
             Journal::Kafka(config) => {
                 kafka::describe();
                 topics::demand(config).await?;
-                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None })
+                let registry = match &config.registry {
+                    Some(registry) => Some(register(registry.resolve().await?, &config.client).await?),
+                    None => None,
+                };
+                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None, registry })
             }
         }
     }
@@ -49,10 +56,13 @@ impl Opened {
     pub(crate) fn appender(&mut self) -> anyhow::Result<Arc<dyn Appender>> {
         match self {
             Self::Embedded(journal) => Ok(Arc::new(journal.clone())),
-            Self::Kafka { client, appender } => {
+            Self::Kafka { client, appender, registry } => {
                 let opened = Arc::new(KafkaAppender::open(KafkaConfig::clone(client))?);
                 *appender = Some(opened.clone());
-                Ok(opened)
+                Ok(match registry {
+                    Some(registry) => Arc::new(Framed::new(opened, registry.clone())),
+                    None => opened,
+                })
             }
         }
     }
@@ -61,8 +71,12 @@ impl Opened {
     pub(crate) fn consumer(&self) -> anyhow::Result<Box<dyn Consumer>> {
         Ok(match self {
             Self::Embedded(journal) => Box::new(journal.consumer(Topic::Observations)),
-            Self::Kafka { client, .. } => {
-                Box::new(KafkaConsumer::open(KafkaConfig::clone(client), Topic::Observations)?)
+            Self::Kafka { client, registry, .. } => {
+                let opened = Box::new(KafkaConsumer::open(KafkaConfig::clone(client), Topic::Observations)?);
+                match registry {
+                    Some(registry) => Box::new(Framed::new(opened, registry.clone())),
+                    None => opened,
+                }
             }
         })
     }
@@ -86,6 +100,13 @@ impl Opened {
         }
         Ok(())
     }
+}
+
+/// Registers the schemas, and learns their ids.
+async fn register(registry: RegistryConfig, client: &KafkaConfig) -> anyhow::Result<Arc<Registry>> {
+    let topics = client.topics.clone();
+    let registered = tokio::task::spawn_blocking(move || Registry::register(registry, &topics)).await?;
+    Ok(Arc::new(registered.context("the schemas cannot be registered")?))
 }
 
 /// Makes a folder and those above it.

@@ -58,12 +58,12 @@ impl Registry {
         Ok(Self { client, ids, fingerprints })
     }
 
-    fn to_wire(&self, record: NewRecord) -> NewRecord {
+    fn outgoing(&self, record: NewRecord) -> NewRecord {
         let value = wire::to_wire(record.value, |fingerprint| self.ids.get(&fingerprint).copied());
         NewRecord { value, ..record }
     }
 
-    fn from_wire(&self, record: Record) -> Record {
+    fn incoming(&self, record: Record) -> Record {
         let value = wire::from_wire(record.value, |id| self.fingerprint(id));
         Record { value, ..record }
     }
@@ -117,7 +117,7 @@ impl<J> Framed<J> {
 
 impl<A: Appender + ?Sized> Appender for Framed<Arc<A>> {
     fn append(&self, topic: Topic, record: NewRecord) -> BoxFuture<'_, Result<Position, AppendError>> {
-        self.inner.append(topic, self.registry.to_wire(record))
+        self.inner.append(topic, self.registry.outgoing(record))
     }
 
     fn partitions(&self) -> NonZeroU32 {
@@ -133,7 +133,7 @@ impl<C: Consumer + ?Sized> Consumer for Framed<Box<C>> {
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
         Ok(match self.inner.poll(owner, timeout)? {
             Polled::Records { partition, records } => {
-                let records = records.into_iter().map(|record| self.registry.from_wire(record));
+                let records = records.into_iter().map(|record| self.registry.incoming(record));
                 Polled::Records { partition, records: records.collect() }
             }
             Polled::Nothing => Polled::Nothing,
@@ -142,7 +142,7 @@ impl<C: Consumer + ?Sized> Consumer for Framed<Box<C>> {
 
     fn publish(&mut self, publications: Vec<Publication>) -> Result<(), PublishError> {
         let all = |records: Vec<NewRecord>| {
-            records.into_iter().map(|record| self.registry.to_wire(record)).collect::<Vec<_>>()
+            records.into_iter().map(|record| self.registry.outgoing(record)).collect::<Vec<_>>()
         };
         let publications = publications.into_iter().map(|publication| Publication {
             projections: all(publication.projections),
@@ -160,6 +160,6 @@ impl<R: LogReader + ?Sized> LogReader for Framed<Box<R>> {
 
     fn read(&mut self, partition: u32, from: u64, timeout: Duration) -> Result<Vec<Record>, ReadError> {
         let records = self.inner.read(partition, from, timeout)?.into_iter();
-        Ok(records.map(|record| self.registry.from_wire(record)).collect())
+        Ok(records.map(|record| self.registry.incoming(record)).collect())
     }
 }

@@ -226,7 +226,7 @@ fn urls_are_refused_without_being_repeated() {
         "http://a b",
         "http://a?q=secret",
     ] {
-        let reason = RegistryConfig::new(bad).err().expect(bad);
+        let reason = RegistryConfig::new(bad).expect_err(bad);
         assert!(!reason.contains("secret"), "{reason}");
     }
 }
