@@ -1,6 +1,8 @@
 //! A schema registry in this process, as far as Witness asks one: subjects, versions, ids. Ids are global, as in
 //! Confluent's. Must never accept what a real one would refuse for want of a right.
 
+#![allow(dead_code, reason = "every test binary uses a part of it")]
+
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use axum::extract::{Path, Request, State};
