@@ -25,8 +25,8 @@ use hmac::{Hmac, KeyInit, Mac};
 use journal::Record;
 use journal::disk::{Batch, Disk};
 use projector::derive::{At, SubjectFold, derive};
-use projector::project::project;
-use projector::store::{EPOCH, Store};
+use projector::project::{Projected, project};
+use projector::store::{DERIVATION_EPOCH, Store};
 use schema::signature::{Receipt, Secret};
 use schema::{Micros, Observation, Provider, Unverified};
 use service::ids::{Ids, RandomIds};
@@ -141,7 +141,7 @@ fn verify_and_observe(criterion: &mut Criterion) {
 }
 
 fn derive_one(criterion: &mut Criterion) {
-    let at = |offset| At { offset, epoch: EPOCH, journal_time: NOW };
+    let at = |offset| At { offset, epoch: DERIVATION_EPOCH, journal_time: NOW };
     let [earlier, later] = [1, 101].map(|number| observation(Provider::YCloud, number));
     let [earlier_reading, later_reading] = [&earlier, &later].map(schema::provider::read);
     let mut known = SubjectFold::new(at(0));
@@ -201,7 +201,7 @@ fn store_batch(criterion: &mut Criterion) {
             BatchSize::PerIteration,
         );
     });
-    let store = Store::open(&folder.path().join("store"), NonZeroU32::MIN).expect("opens");
+    let store = Store::open(&folder.path().join("store"), NonZeroU32::MIN, DERIVATION_EPOCH).expect("opens");
     let mut first = 0;
     let mut next = || {
         first += BATCH_RECORDS;
@@ -223,7 +223,8 @@ fn store_batch(criterion: &mut Criterion) {
         bencher.iter_batched(
             &mut next,
             |records| {
-                let (changes, stop) = project(&store.read(), 0, &records).expect("the store is readable");
+                let Projected { changes, stop, claims: _ } =
+                    project(&store.read(), 0, &records).expect("the store is readable");
                 assert!(stop.is_none(), "{stop:?}");
                 store.commit(0, changes).expect("commits");
             },

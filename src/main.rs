@@ -5,6 +5,7 @@ mod client;
 mod config;
 mod demo;
 mod opened;
+mod operate;
 mod send;
 mod serve;
 mod telemetry;
@@ -42,6 +43,10 @@ enum Command {
     Projector(up::Arguments),
     /// Create the topics on Kafka, or check those that exist.
     Topics(topics::Arguments),
+    /// Print a digest of everything each partition of a projector's store holds.
+    Verify(operate::Verify),
+    /// Derive a projector's store anew from the log, beside the live one, and put it in its place.
+    Rebuild(operate::Rebuild),
     /// Sign files as an endpoint's provider would, and post them.
     Send(send::Arguments),
 }
@@ -54,6 +59,8 @@ fn main() -> ExitCode {
         Command::Ingress(arguments) => up::run(&arguments, Which::Ingress).map(|()| true),
         Command::Projector(arguments) => up::run(&arguments, Which::Projector).map(|()| true),
         Command::Topics(arguments) => topics::run(&arguments),
+        Command::Verify(arguments) => operate::verify(&arguments),
+        Command::Rebuild(arguments) => operate::rebuild(&arguments),
         Command::Send(arguments) => send::run(&arguments),
     };
     match ended {

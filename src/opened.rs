@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use journal::embedded::{self, EmbeddedJournal};
-use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer};
-use journal::registry::{Framed, Registry, RegistryConfig};
-use journal::{Appender, Consumer, Topic};
+use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer, KafkaLogReader};
+use journal::registry::{self, Registry, RegistryConfig};
+use journal::{Appender, Topic};
 
 use crate::config::Journal;
 use crate::topics;
@@ -23,7 +23,7 @@ pub(crate) enum Opened {
     Embedded(EmbeddedJournal),
     Kafka {
         client: Box<KafkaConfig>,
-        /// `None` until the ingress asks for it: a projector alone appends nothing.
+        /// `None` until a service asks for it.
         appender: Option<Arc<KafkaAppender>>,
         /// Whose ids the records carry.
         registry: Option<Arc<Registry>>,
@@ -52,30 +52,51 @@ impl Opened {
         }
     }
 
-    /// For the ingress.
+    /// One for all services of this process.
     pub(crate) fn appender(&mut self) -> anyhow::Result<Arc<dyn Appender>> {
         match self {
             Self::Embedded(journal) => Ok(Arc::new(journal.clone())),
             Self::Kafka { client, appender, registry } => {
+                if let Some(opened) = appender {
+                    return Ok(registry::appender(opened.clone(), registry.as_ref()));
+                }
                 let opened = Arc::new(KafkaAppender::open(KafkaConfig::clone(client))?);
                 *appender = Some(opened.clone());
-                Ok(match registry {
-                    Some(registry) => Arc::new(Framed::new(opened, registry.clone())),
-                    None => opened,
-                })
+                Ok(registry::appender(opened, registry.as_ref()))
             }
         }
     }
 
     /// For the projector.
-    pub(crate) fn consumer(&self) -> anyhow::Result<Box<dyn Consumer>> {
+    pub(crate) fn projectors(&mut self) -> anyhow::Result<projector::Journal> {
+        let appender = self.appender()?;
         Ok(match self {
-            Self::Embedded(journal) => Box::new(journal.consumer(Topic::Observations)),
+            Self::Embedded(journal) => {
+                let log = journal.clone();
+                projector::Journal {
+                    observations: Box::new(journal.consumer(Topic::Observations)),
+                    claims: Box::new(journal.consumer(Topic::Claims)),
+                    appender,
+                    readers: Arc::new(move |topic| Ok(Box::new(log.log_reader(topic)))),
+                }
+            }
             Self::Kafka { client, registry, .. } => {
-                let opened = Box::new(KafkaConsumer::open(KafkaConfig::clone(client), Topic::Observations)?);
-                match registry {
-                    Some(registry) => Box::new(Framed::new(opened, registry.clone())),
-                    None => opened,
+                let (config, registry) = (KafkaConfig::clone(client), registry.clone());
+                let consumer = |config: &KafkaConfig, topic| -> anyhow::Result<_> {
+                    let opened = Box::new(KafkaConsumer::open(config.clone(), topic)?);
+                    Ok(registry::consumer(opened, registry.as_ref()))
+                };
+                // A group reads one topic.
+                let claims = KafkaConfig { group: format!("{}-claims", config.group), ..config.clone() };
+                projector::Journal {
+                    observations: consumer(&config, Topic::Observations)?,
+                    claims: consumer(&claims, Topic::Claims)?,
+                    appender,
+                    readers: Arc::new(move |topic| {
+                        let opened = KafkaLogReader::open(config.clone(), topic);
+                        let opened = Box::new(opened.map_err(|error| error.to_string())?);
+                        Ok(registry::reader(opened, registry.as_ref()))
+                    }),
                 }
             }
         })

@@ -52,8 +52,14 @@ impl Running {
         let (stop, stopped) = oneshot::channel();
         let ids = RequestIds { clock: Arc::new(SystemClock), ids: Arc::new(RandomIds) };
         let metrics = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder().handle();
-        let consumer = Box::new(journal.consumer(Topic::Observations));
-        let task = tokio::spawn(projector::run(config, listener, consumer, ids, metrics, async {
+        let (appender, log) = (Arc::new(journal.clone()), journal.clone());
+        let on_journal = projector::Journal {
+            observations: Box::new(journal.consumer(Topic::Observations)),
+            claims: Box::new(journal.consumer(Topic::Claims)),
+            appender,
+            readers: Arc::new(move |topic| Ok(Box::new(log.log_reader(topic)))),
+        };
+        let task = tokio::spawn(projector::run(config, listener, on_journal, ids, metrics, async {
             drop(stopped.await);
         }));
         Self { address, journal, stop: Some(stop), task, appended: 0 }
@@ -238,7 +244,8 @@ async fn the_size_of_batches_changes_nothing_and_memory_agrees() {
                 Provider::YCloud,
                 message(
                     &format!("e{}", number % 40),
-                    &format!("m{}", number % 7),
+                    // One event id is about one message: what is told of two is judged, and another test's.
+                    &format!("m{}", number % 40 / 5 % 7),
                     ["sent", "read"][number as usize % 2],
                     Some("2026-01-01T00:00:01Z").filter(|_| number % 3 > 0),
                 ),
@@ -506,7 +513,7 @@ async fn what_cannot_be_answered_says_why() {
         ("/v1/subjects/acme/ycloud/message/other/history", 404, "unknown_subject", ""),
         ("/v1/subjects/acme/nobody/message/m", 400, "invalid_parameter", "ycloud, shoc or yutai"),
         ("/v1/subjects/acme/ycloud/message/%ff", 400, "invalid_parameter", "UTF-8"),
-        ("/v1/subjects/acme/ycloud/message/m?as_of=2026-01-01T00:00:00Z", 400, "not_available", "as_of"),
+        ("/v1/subjects/acme/ycloud/message/m?as_of=2026-01-01", 400, "invalid_parameter", "as_of"),
         (
             "/v1/subjects/acme/ycloud/message/m?limit=1",
             400,

@@ -134,11 +134,12 @@ mod tests {
 
     use super::*;
 
-    fn all() -> [(&'static str, &'static str, &'static [Version]); 3] {
+    fn all() -> [(&'static str, &'static str, &'static [Version]); 4] {
         [
             ("observation", include_str!("../avro/observation.avsc"), crate::avro::OBSERVATION.history),
             ("projection", include_str!("../avro/projection.avsc"), crate::published::PROJECTION.history),
             ("fact", include_str!("../avro/fact.avsc"), crate::published::FACT.history),
+            ("claim", include_str!("../avro/claim.avsc"), crate::claim::CLAIM.history),
         ]
     }
 

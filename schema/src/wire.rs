@@ -20,6 +20,8 @@ pub enum RecordType {
     Projection,
     /// A fact of a subject.
     Fact,
+    /// A claim to an inbox key.
+    Claim,
 }
 
 /// One version of a record's schema.
@@ -33,7 +35,7 @@ pub struct SchemaVersion {
 
 impl RecordType {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Observation, Self::Projection, Self::Fact];
+    pub const ALL: [Self; 4] = [Self::Observation, Self::Projection, Self::Fact, Self::Claim];
 
     /// The schema's full name.
     pub const fn name(self) -> &'static str {
@@ -41,6 +43,7 @@ impl RecordType {
             Self::Observation => "witness.Observation",
             Self::Projection => "witness.Projection",
             Self::Fact => "witness.Fact",
+            Self::Claim => "witness.Claim",
         }
     }
 
@@ -55,6 +58,7 @@ impl RecordType {
             Self::Observation => &crate::avro::OBSERVATION,
             Self::Projection => &crate::published::PROJECTION,
             Self::Fact => &crate::published::FACT,
+            Self::Claim => &crate::claim::CLAIM,
         }
     }
 }

@@ -109,7 +109,7 @@ impl Override<'_> {
                 replace(&mut shape.ingress.listen, listen);
             }
             "PROJECTOR" => {
-                let ProjectorShape { listen, store, group, instance_id, advertise, token } =
+                let ProjectorShape { listen, store, group, instance_id, advertise, epoch, token } =
                     self.read(key)?;
                 let projector = &mut shape.projector;
                 replace(&mut projector.listen, listen);
@@ -117,6 +117,7 @@ impl Override<'_> {
                 replace(&mut projector.group, group);
                 replace(&mut projector.instance_id, instance_id);
                 replace(&mut projector.advertise, advertise);
+                replace(&mut projector.epoch, epoch);
                 replace(&mut projector.token, token);
             }
             _ => {

@@ -58,6 +58,7 @@ pub(super) struct ProjectorShape {
     pub(super) group: Option<String>,
     pub(super) instance_id: Option<String>,
     pub(super) advertise: Option<String>,
+    pub(super) epoch: Option<i64>,
     pub(super) token: Option<toml::Value>,
 }
 

@@ -93,32 +93,41 @@ impl EmbeddedConsumer {
         })
     }
 
-    /// Reads from `from` up to `to`, or to a bound. Every offset between has a record, or the log is damaged.
     fn read(&mut self, partition: u32, from: u64, to: u64) -> Result<Polled, ReadError> {
-        let mut records = Vec::new();
-        let mut bytes = 0;
-        let mut items =
-            self.log.tree(self.topic).range(&record_key(partition, from), &record_key(partition, to));
-        for offset in from..to {
-            match read_record(partition, offset, items.next()) {
-                Ok(record) => {
-                    bytes += record.key.len() + record.value.len();
-                    records.push(record);
-                }
-                Err(problem) if records.is_empty() => return Err(problem),
-                // What stands before the damage is read first; the next poll meets it again.
-                Err(_) => break,
-            }
-            if records.len() >= POLL_RECORDS_MAX || bytes >= POLL_BYTES_MAX {
-                break;
-            }
-        }
-        drop(items);
+        let records = read_records(&self.log, self.topic, partition, from, to)?;
         if let Some(position) = self.positions.get_mut(partition as usize) {
             *position = Some(from + records.len() as u64);
         }
         Ok(Polled::Records { partition, records })
     }
+}
+
+/// Reads from `from` up to `to`, or to a bound. Every offset between has a record, or the log is damaged.
+pub(super) fn read_records(
+    log: &Log,
+    topic: Topic,
+    partition: u32,
+    from: u64,
+    to: u64,
+) -> Result<Vec<Record>, ReadError> {
+    let mut records = Vec::new();
+    let mut bytes = 0;
+    let mut items = log.tree(topic).range(&record_key(partition, from), &record_key(partition, to));
+    for offset in from..to {
+        match read_record(partition, offset, items.next()) {
+            Ok(record) => {
+                bytes += record.key.len() + record.value.len();
+                records.push(record);
+            }
+            Err(problem) if records.is_empty() => return Err(problem),
+            // What stands before the damage is read first; the next poll meets it again.
+            Err(_) => break,
+        }
+        if records.len() >= POLL_RECORDS_MAX || bytes >= POLL_BYTES_MAX {
+            break;
+        }
+    }
+    Ok(records)
 }
 
 impl Consumer for EmbeddedConsumer {

@@ -8,6 +8,7 @@ mod context;
 mod membership;
 mod metrics;
 mod publisher;
+mod reader;
 pub mod topics;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use thiserror::Error;
 pub use self::appender::KafkaAppender;
 pub use self::consumer::KafkaConsumer;
 pub use self::metrics::describe;
+pub use self::reader::KafkaLogReader;
 use crate::Topic;
 
 /// Bytes of one record (key and value) unless configured; the topics must take as much.
@@ -186,6 +188,14 @@ impl KafkaConfig {
                 ("auto.offset.reset", "error".to_owned()),
             ],
         )
+    }
+
+    /// A consumer that is told where to read, and is nobody's member.
+    fn log_reader(&self) -> ClientConfig {
+        let mut config = self.consumer();
+        config.remove("group.instance.id");
+        config.set("group.id", format!("{}-reader", self.group));
+        config
     }
 }
 
