@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::Context;
 use journal::embedded::{self, EmbeddedJournal};
 use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer, KafkaLogReader};
-use journal::registry::{Framed, Registry, RegistryConfig};
-use journal::{Appender, Consumer, LogReader, Topic};
+use journal::registry::{self, Registry, RegistryConfig};
+use journal::{Appender, Topic};
 
 use crate::config::Journal;
 use crate::topics;
@@ -57,17 +57,12 @@ impl Opened {
         match self {
             Self::Embedded(journal) => Ok(Arc::new(journal.clone())),
             Self::Kafka { client, appender, registry } => {
-                let opened = match appender {
-                    Some(opened) => opened.clone(),
-                    None => {
-                        let opened = KafkaAppender::open(KafkaConfig::clone(client))?;
-                        appender.insert(Arc::new(opened)).clone()
-                    }
-                };
-                Ok(match registry {
-                    Some(registry) => Arc::new(Framed::new(opened, registry.clone())),
-                    None => opened,
-                })
+                if let Some(opened) = appender {
+                    return Ok(registry::appender(opened.clone(), registry.as_ref()));
+                }
+                let opened = Arc::new(KafkaAppender::open(KafkaConfig::clone(client))?);
+                *appender = Some(opened.clone());
+                Ok(registry::appender(opened, registry.as_ref()))
             }
         }
     }
@@ -87,21 +82,20 @@ impl Opened {
             }
             Self::Kafka { client, registry, .. } => {
                 let (config, registry) = (KafkaConfig::clone(client), registry.clone());
+                let consumer = |config: &KafkaConfig, topic| -> anyhow::Result<_> {
+                    let opened = Box::new(KafkaConsumer::open(config.clone(), topic)?);
+                    Ok(registry::consumer(opened, registry.as_ref()))
+                };
                 // A group reads one topic.
                 let claims = KafkaConfig { group: format!("{}-claims", config.group), ..config.clone() };
-                let observations = KafkaConsumer::open(config.clone(), Topic::Observations)?;
-                let claims = KafkaConsumer::open(claims, Topic::Claims)?;
                 projector::Journal {
-                    observations: framed_consumer(observations, registry.as_ref()),
-                    claims: framed_consumer(claims, registry.as_ref()),
+                    observations: consumer(&config, Topic::Observations)?,
+                    claims: consumer(&claims, Topic::Claims)?,
                     appender,
                     readers: Arc::new(move |topic| {
-                        let reader = KafkaLogReader::open(config.clone(), topic);
-                        let reader: Box<dyn LogReader> = Box::new(reader.map_err(|error| error.to_string())?);
-                        Ok(match &registry {
-                            Some(registry) => Box::new(Framed::new(reader, registry.clone())),
-                            None => reader,
-                        })
+                        let opened = KafkaLogReader::open(config.clone(), topic);
+                        let opened = Box::new(opened.map_err(|error| error.to_string())?);
+                        Ok(registry::reader(opened, registry.as_ref()))
                     }),
                 }
             }
@@ -139,11 +133,4 @@ async fn register(registry: RegistryConfig, client: &KafkaConfig) -> anyhow::Res
 /// Makes a folder and those above it.
 pub(crate) fn make_folder(path: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("cannot make the folder {}", path.display()))
-}
-
-fn framed_consumer(consumer: KafkaConsumer, registry: Option<&Arc<Registry>>) -> Box<dyn Consumer> {
-    match registry {
-        Some(registry) => Box::new(Framed::new(Box::new(consumer), registry.clone())),
-        None => Box::new(consumer),
-    }
 }

@@ -20,7 +20,7 @@ pub enum RecordType {
     Projection,
     /// A fact of a subject.
     Fact,
-    /// A subject's claim to an inbox key.
+    /// A claim to an inbox key.
     Claim,
 }
 

@@ -102,21 +102,37 @@ fn subject(record_type: RecordType, topics: &TopicNames) -> String {
     }
 }
 
-/// A journal's appender, consumer or reader, between single-object encoding on our side and the wire format on
-/// the log's. Records of the other framing are read as well.
-pub struct Framed<J> {
+/// An appender that writes the wire format, where there is a registry.
+pub fn appender(inner: Arc<dyn Appender>, registry: Option<&Arc<Registry>>) -> Arc<dyn Appender> {
+    match registry {
+        Some(registry) => Arc::new(Framed { inner, registry: registry.clone() }),
+        None => inner,
+    }
+}
+
+/// A consumer that reads both framings and publishes the wire format, where there is a registry.
+pub fn consumer(inner: Box<dyn Consumer>, registry: Option<&Arc<Registry>>) -> Box<dyn Consumer> {
+    match registry {
+        Some(registry) => Box::new(Framed { inner, registry: registry.clone() }),
+        None => inner,
+    }
+}
+
+/// A reader of both framings, where there is a registry.
+pub fn reader(inner: Box<dyn LogReader>, registry: Option<&Arc<Registry>>) -> Box<dyn LogReader> {
+    match registry {
+        Some(registry) => Box::new(Framed { inner, registry: registry.clone() }),
+        None => inner,
+    }
+}
+
+/// Any half of a journal, with single-object encoding on our side and the wire format on the log's.
+struct Framed<J> {
     inner: J,
     registry: Arc<Registry>,
 }
 
-impl<J> Framed<J> {
-    /// Puts `registry` between.
-    pub fn new(inner: J, registry: Arc<Registry>) -> Self {
-        Self { inner, registry }
-    }
-}
-
-impl<A: Appender + ?Sized> Appender for Framed<Arc<A>> {
+impl Appender for Framed<Arc<dyn Appender>> {
     fn append(&self, topic: Topic, record: NewRecord) -> BoxFuture<'_, Result<Position, AppendError>> {
         self.inner.append(topic, self.registry.outgoing(record))
     }
@@ -130,7 +146,7 @@ impl<A: Appender + ?Sized> Appender for Framed<Arc<A>> {
     }
 }
 
-impl<C: Consumer + ?Sized> Consumer for Framed<Box<C>> {
+impl Consumer for Framed<Box<dyn Consumer>> {
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
         Ok(match self.inner.poll(owner, timeout)? {
             Polled::Records { partition, records } => {
@@ -154,7 +170,7 @@ impl<C: Consumer + ?Sized> Consumer for Framed<Box<C>> {
     }
 }
 
-impl<R: LogReader + ?Sized> LogReader for Framed<Box<R>> {
+impl LogReader for Framed<Box<dyn LogReader>> {
     fn bounds(&mut self, partition: u32) -> Result<(u64, u64), ReadError> {
         self.inner.bounds(partition)
     }

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use journal::embedded::{Config, EmbeddedJournal};
 use journal::kafka::TopicNames;
-use journal::registry::{Error, Framed, Registry, RegistryConfig};
+use journal::registry::{self, Error, Registry, RegistryConfig};
 use journal::{Appender, Assigned, Consumer, NewRecord, PartitionOwner, Polled, Publication, Record, Topic};
 use mock::Mock;
 use schema::wire::RecordType;
@@ -58,7 +58,7 @@ fn append(appender: &dyn Appender, value: impl Into<Bytes>) {
     runtime.block_on(appender.append(Topic::Observations, record(value))).expect("appends");
 }
 
-fn values(mut consumer: impl Consumer) -> Vec<Bytes> {
+fn values(mut consumer: Box<dyn Consumer>) -> Vec<Bytes> {
     let mut found = Vec::new();
     while let Polled::Records { records, .. } =
         consumer.poll(&mut FromTheBeginning, Duration::ZERO).expect("readable")
@@ -69,11 +69,11 @@ fn values(mut consumer: impl Consumer) -> Vec<Bytes> {
 }
 
 fn raw(journal: &EmbeddedJournal, topic: Topic) -> Vec<Bytes> {
-    values(journal.consumer(topic))
+    values(Box::new(journal.consumer(topic)))
 }
 
-fn framed(journal: &EmbeddedJournal, registry: &Arc<Registry>) -> Framed<Box<dyn Consumer>> {
-    Framed::new(Box::new(journal.consumer(Topic::Observations)), registry.clone())
+fn framed(journal: &EmbeddedJournal, registry: &Arc<Registry>) -> Box<dyn Consumer> {
+    registry::consumer(Box::new(journal.consumer(Topic::Observations)), Some(registry))
 }
 
 fn single_object(record_type: RecordType, datum: &[u8]) -> Vec<u8> {
@@ -101,6 +101,7 @@ fn schemas_are_registered_under_their_topics_once() {
         ("witness.observations-value", RecordType::Observation),
         ("witness.projections-witness.Projection", RecordType::Projection),
         ("witness.projections-witness.Fact", RecordType::Fact),
+        ("witness.claims-value", RecordType::Claim),
     ] {
         assert!(first.contains(&(subject.to_owned(), text(record_type))), "{subject} is missing");
     }
@@ -122,13 +123,18 @@ fn the_log_has_the_wire_format_and_readers_see_single_object_encoding() {
     for value in [&ours[..], &newer, b"text", b""] {
         append(&journal, value.to_vec());
     }
-    append(&Framed::new(Arc::new(journal.clone()) as Arc<dyn Appender>, registry.clone()), ours.clone());
+    append(&*registry::appender(Arc::new(journal.clone()), Some(&registry)), ours.clone());
     let id =
         mock.add("witness.observations-value", RecordType::Observation.versions().last().expect("one").text);
     let all: Vec<Bytes> = vec![ours.clone().into(), newer.clone().into(), "text".into(), "".into()];
     let with = |last: Vec<u8>| [&all[..], &[last.into()]].concat();
     assert_eq!(raw(&journal, Topic::Observations), with(wire(id, b"datum")));
-    assert_eq!(values(framed(&journal, &registry)), with(ours));
+    assert_eq!(values(framed(&journal, &registry)), with(ours.clone()));
+    let log_reader = Box::new(journal.log_reader(Topic::Observations));
+    let mut log_reader = registry::reader(log_reader, Some(&registry));
+    let read = log_reader.read(0, 0, Duration::ZERO).expect("readable");
+    assert_eq!(read.into_iter().map(|record| record.value).collect::<Vec<_>>(), with(ours));
+    assert_eq!(log_reader.bounds(0), Ok((0, 5)));
 }
 
 #[test]
@@ -235,7 +241,7 @@ fn urls_are_refused_without_being_repeated() {
 fn an_appender_says_of_itself_what_the_journal_says() {
     let (_, url) = Mock::start();
     let folder = folder();
-    let framed = Framed::new(Arc::new(journal(&folder)) as Arc<dyn Appender>, register(&url));
+    let framed = registry::appender(Arc::new(journal(&folder)), Some(&register(&url)));
     assert_eq!((framed.partitions(), framed.health()), (NonZeroU32::MIN, Ok(())));
     assert!(framed.append(Topic::Observations, record("")).now_or_never().is_none_or(|done| done.is_ok()));
 }
