@@ -12,6 +12,7 @@
 )]
 
 use std::fs;
+use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::path::Path;
 
@@ -36,7 +37,7 @@ const NOW: Micros = Micros(NOW_SECONDS * 1_000_000);
 const KEY: &[u8] = b"whsec_0123456789abcdef0123456789abcdef";
 
 /// A figure and what it stands beside.
-const RATIOS: [(&str, &str); 10] = [
+const RATIOS: [(&str, &str); 12] = [
     ("verify/ycloud", "verify/hmac_alone"),
     ("verify/shoc", "verify/hmac_alone"),
     ("verify/yutai", "verify/hmac_alone"),
@@ -47,6 +48,8 @@ const RATIOS: [(&str, &str); 10] = [
     ("derive/read_and_fold", "verify/hmac_alone"),
     ("batch/store", "batch/sled_alone"),
     ("batch/project", "batch/sled_alone"),
+    ("batch/decode", "batch/project"),
+    ("batch/decode", "batch/store"),
 ];
 
 fn main() {
@@ -236,8 +239,15 @@ fn store_batch(criterion: &mut Criterion) {
         first += BATCH_RECORDS;
         records(first - BATCH_RECORDS)
     };
-    // The part of it before anything is written: decode, read, fold.
+    // The part of it before anything is written: decode, read, fold; and of that part decoding alone.
     let same = records(0);
+    group.bench_function("decode", |bencher| {
+        bencher.iter(|| {
+            for record in &same {
+                black_box(schema::avro::decode(&record.value).expect("it was encoded"));
+            }
+        });
+    });
     group.bench_function("project", |bencher| {
         bencher.iter(|| project(&store.read(), 0, &same).expect("the store is readable"));
     });

@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::Context;
 use journal::embedded::{self, EmbeddedJournal};
 use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer, KafkaLogReader};
-use journal::{Appender, Topic};
+use journal::registry::{Framed, Registry, RegistryConfig};
+use journal::{Appender, Consumer, LogReader, Topic};
 
 use crate::config::Journal;
 use crate::topics;
@@ -24,6 +25,8 @@ pub(crate) enum Opened {
         client: Box<KafkaConfig>,
         /// `None` until a service asks for it.
         appender: Option<Arc<KafkaAppender>>,
+        /// Whose ids the records carry.
+        registry: Option<Arc<Registry>>,
     },
 }
 
@@ -40,7 +43,11 @@ impl Opened {
             Journal::Kafka(config) => {
                 kafka::describe();
                 topics::demand(config).await?;
-                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None })
+                let registry = match &config.registry {
+                    Some(registry) => Some(register(registry.resolve().await?, &config.client).await?),
+                    None => None,
+                };
+                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None, registry })
             }
         }
     }
@@ -49,11 +56,18 @@ impl Opened {
     pub(crate) fn appender(&mut self) -> anyhow::Result<Arc<dyn Appender>> {
         match self {
             Self::Embedded(journal) => Ok(Arc::new(journal.clone())),
-            Self::Kafka { appender: Some(appender), .. } => Ok(appender.clone()),
-            Self::Kafka { client, appender } => {
-                let opened = Arc::new(KafkaAppender::open(KafkaConfig::clone(client))?);
-                *appender = Some(opened.clone());
-                Ok(opened)
+            Self::Kafka { client, appender, registry } => {
+                let opened = match appender {
+                    Some(opened) => opened.clone(),
+                    None => {
+                        let opened = KafkaAppender::open(KafkaConfig::clone(client))?;
+                        appender.insert(Arc::new(opened)).clone()
+                    }
+                };
+                Ok(match registry {
+                    Some(registry) => Arc::new(Framed::new(opened, registry.clone())),
+                    None => opened,
+                })
             }
         }
     }
@@ -71,17 +85,23 @@ impl Opened {
                     readers: Arc::new(move |topic| Ok(Box::new(log.log_reader(topic)))),
                 }
             }
-            Self::Kafka { client, .. } => {
-                let config = KafkaConfig::clone(client);
+            Self::Kafka { client, registry, .. } => {
+                let (config, registry) = (KafkaConfig::clone(client), registry.clone());
                 // A group reads one topic.
                 let claims = KafkaConfig { group: format!("{}-claims", config.group), ..config.clone() };
+                let observations = KafkaConsumer::open(config.clone(), Topic::Observations)?;
+                let claims = KafkaConsumer::open(claims, Topic::Claims)?;
                 projector::Journal {
-                    observations: Box::new(KafkaConsumer::open(config.clone(), Topic::Observations)?),
-                    claims: Box::new(KafkaConsumer::open(claims, Topic::Claims)?),
+                    observations: framed_consumer(observations, registry.as_ref()),
+                    claims: framed_consumer(claims, registry.as_ref()),
                     appender,
                     readers: Arc::new(move |topic| {
                         let reader = KafkaLogReader::open(config.clone(), topic);
-                        Ok(Box::new(reader.map_err(|error| error.to_string())?))
+                        let reader: Box<dyn LogReader> = Box::new(reader.map_err(|error| error.to_string())?);
+                        Ok(match &registry {
+                            Some(registry) => Box::new(Framed::new(reader, registry.clone())),
+                            None => reader,
+                        })
                     }),
                 }
             }
@@ -109,7 +129,21 @@ impl Opened {
     }
 }
 
+/// Registers the schemas, and learns their ids.
+async fn register(registry: RegistryConfig, client: &KafkaConfig) -> anyhow::Result<Arc<Registry>> {
+    let topics = client.topics.clone();
+    let registered = tokio::task::spawn_blocking(move || Registry::register(registry, &topics)).await?;
+    Ok(Arc::new(registered.context("the schemas cannot be registered")?))
+}
+
 /// Makes a folder and those above it.
 pub(crate) fn make_folder(path: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("cannot make the folder {}", path.display()))
+}
+
+fn framed_consumer(consumer: KafkaConsumer, registry: Option<&Arc<Registry>>) -> Box<dyn Consumer> {
+    match registry {
+        Some(registry) => Box::new(Framed::new(Box::new(consumer), registry.clone())),
+        None => Box::new(consumer),
+    }
 }

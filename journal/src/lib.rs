@@ -1,13 +1,14 @@
 //! The journal: an ordered, partitioned, immutable log per topic, behind one small pair of traits.
 //!
-//! Owns durability and order. It must never look inside a value, never answer an append before the
-//! record is durable, and never show a reader a record that is not. Adapters: [`embedded`] (sled, one
-//! machine) and [`kafka`].
+//! Owns durability and order. It must never look inside a value (but at its header, in [`registry`]), never
+//! answer an append before the record is durable, and never show a reader a record that is not. Adapters:
+//! [`embedded`] (sled, one machine) and [`kafka`]; [`registry`] goes around the latter.
 
 pub mod disk;
 pub mod embedded;
 mod group;
 pub mod kafka;
+pub mod registry;
 
 use std::fmt;
 use std::sync::Arc;

@@ -299,7 +299,8 @@ fn whatever_is_altered_changes_the_digest() {
         log[3].value = schema::avro::encode(&observation).expect("encodes").into();
         digest(&fresh(&log))
     };
-    let log_alterations: [(&str, &dyn Fn(&mut Observation)); 10] = [
+    type AlterLog<'a> = &'a dyn Fn(&mut Observation);
+    let log_alterations: [(&str, AlterLog<'_>); 10] = [
         ("id", &|of| of.id = uuid::Uuid::from_u128(9)),
         ("endpoint", &|of| of.endpoint.push('x')),
         ("event id", &|of| of.event_id.push('x')),

@@ -12,6 +12,7 @@ use schema::{Provider, Subject};
 use crate::common::{Answer, Client, Installation, PATIENCE, PROGRAM, Service, free_address};
 use crate::finder::Cluster;
 use crate::reader::Reader;
+use crate::registry::Mock;
 
 /// Partitions of every topic here.
 pub(crate) const PARTITIONS: u32 = 12;
@@ -31,6 +32,8 @@ pub(crate) struct Fleet {
     /// Before the names of the topics and of the group.
     prefix: String,
     brokers: u32,
+    /// Lines of the configuration's section, besides those that all have.
+    journal: String,
 }
 
 /// One process, or the place of one that does not run now.
@@ -56,14 +59,24 @@ enum State {
 impl Fleet {
     /// Creates the topics, through the program, and starts two of each.
     pub(crate) fn start(cluster: &Cluster) -> Self {
+        Self::start_on(cluster, None, String::new())
+    }
+
+    /// The same, with records in the wire format of that registry.
+    pub(crate) fn start_with_registry(cluster: &Cluster, registry: Mock, url: String) -> Self {
+        Self::start_on(cluster, Some(registry), format!("schema_registry = \"{url}\"\n"))
+    }
+
+    fn start_on(cluster: &Cluster, registry: Option<Mock>, journal: String) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("w{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let mut fleet = Self {
             members: BTreeMap::new(),
             installation: Installation::new(),
-            reader: Reader::new(&cluster.servers, &prefix, GROUP),
+            reader: Reader::new(&cluster.servers, &prefix, GROUP, registry),
             prefix,
             brokers: cluster.brokers,
+            journal,
         };
         fleet.create_topics();
         for number in 1..=2 {
@@ -90,7 +103,7 @@ impl Fleet {
     }
 
     fn configuration(&self, ingress: &str, projector: &str, name: &str) -> String {
-        let Self { prefix, brokers, .. } = self;
+        let Self { prefix, brokers, journal, .. } = self;
         let (servers, folder) = (&self.reader.servers, self.installation.path().display());
         let replicas = if *brokers < 3 { 1 } else { 3 };
         let allow_unsafe_topics = *brokers < 3;
@@ -101,7 +114,7 @@ brokers = "{servers}"
 partitions = {PARTITIONS}
 replication_factor = {replicas}
 allow_unsafe_topics = {allow_unsafe_topics}
-[journal.topics]
+{journal}[journal.topics]
 observations = "{prefix}.observations"
 projections = "{prefix}.projections"
 claims = "{prefix}.claims"

@@ -11,6 +11,7 @@ use crate::common::{Delivery, PATIENCE};
 use crate::finder::Cluster;
 use crate::fleet::{Fleet, LOOK_AGAIN};
 use crate::load::Ledger;
+use crate::registry::Mock;
 
 const YCLOUD: usize = 0;
 const SHOC: usize = 1;
@@ -18,7 +19,16 @@ const YUTAI: usize = 2;
 
 /// Delivered alternately to the two ingresses, each after the other's acknowledgement.
 pub(crate) fn the_main_job(cluster: &Cluster) {
-    let mut fleet = Fleet::start(cluster);
+    do_it(Fleet::start(cluster));
+}
+
+/// The same, and no record but in the Confluent wire format.
+pub(crate) fn the_main_job_with_a_registry(cluster: &Cluster) {
+    let (registry, url) = Mock::start();
+    do_it(Fleet::start_with_registry(cluster, registry, url));
+}
+
+fn do_it(mut fleet: Fleet) {
     let (doors, mut ledger) = (fleet.doors(), Ledger::default());
     let deliveries = deliveries();
     for (number, (endpoint, body)) in deliveries.iter().enumerate() {
