@@ -232,9 +232,7 @@ pub trait LogReader: Send {
 /// The reading half: a member of a consumer group. Blocking, and used from one thread of its own.
 pub trait Consumer: Send {
     /// The group, for those who answer from its partitions.
-    fn group(&self) -> Arc<dyn Group> {
-        Arc::new(Alone)
-    }
+    fn group(&self) -> Arc<dyn Group>;
 
     /// Waits up to `timeout` for records. Never resumes by itself at an offset that `owner` did not name.
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError>;

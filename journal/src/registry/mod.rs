@@ -16,7 +16,7 @@ use schema::wire::{self, RecordType};
 pub use self::client::{Error, RegistryConfig};
 use crate::kafka::TopicNames;
 use crate::{
-    AppendError, Appender, Consumer, LogReader, NewRecord, PartitionOwner, Polled, Position, Publication,
+    AppendError, Appender, Consumer, Group, LogReader, NewRecord, PartitionOwner, Polled, Position, Publication,
     PublishError, ReadError, Record, Topic,
 };
 use client::Client;
@@ -131,6 +131,10 @@ impl<A: Appender + ?Sized> Appender for Framed<Arc<A>> {
 }
 
 impl<C: Consumer + ?Sized> Consumer for Framed<Box<C>> {
+    fn group(&self) -> Arc<dyn Group> {
+        self.inner.group()
+    }
+
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
         Ok(match self.inner.poll(owner, timeout)? {
             Polled::Records { partition, records } => {
