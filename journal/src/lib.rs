@@ -6,15 +6,19 @@
 
 pub mod disk;
 pub mod embedded;
+mod group;
 pub mod kafka;
 pub mod registry;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use thiserror::Error;
+
+pub use self::group::{Alone, Group, Owner};
 
 /// The topics. The numbers are stored: pinned, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -205,6 +209,9 @@ pub enum ReadError {
         /// Where reading stood.
         wanted: u64,
     },
+    /// This consumer reads no more, and neither will another one of this process.
+    #[error("{0}")]
+    Ended(String),
     /// Anything else.
     #[error("the journal cannot be read: {0}")]
     Unavailable(String),
@@ -224,6 +231,9 @@ pub trait LogReader: Send {
 
 /// The reading half: a member of a consumer group. Blocking, and used from one thread of its own.
 pub trait Consumer: Send {
+    /// The group, for those who answer from its partitions.
+    fn group(&self) -> Arc<dyn Group>;
+
     /// Waits up to `timeout` for records. Never resumes by itself at an offset that `owner` did not name.
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError>;
 

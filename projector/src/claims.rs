@@ -18,11 +18,11 @@ use schema::{Claim, Micros, Observation, Verdict};
 use service::clock::Clock;
 use tokio::runtime::Runtime;
 
-use crate::metrics;
 use crate::project::Stop;
 use crate::run::Progress;
 use crate::store::keys::ClaimRecord;
 use crate::store::{self, ClaimChanges, Store};
+use crate::{Error, metrics};
 
 /// Microseconds between two commits of the group's offset, and before what failed is tried again.
 const PAUSE_MICROS: i64 = 1_000_000;
@@ -68,11 +68,7 @@ impl Judge {
 
     /// Takes in what is there and judges it. Answers what keeps the claims from being judged, if it is for an
     /// operator.
-    pub(crate) fn step(
-        &mut self,
-        store: &Store,
-        progress: &Progress,
-    ) -> Result<Option<String>, store::Error> {
+    pub(crate) fn step(&mut self, store: &Store, progress: &Progress) -> Result<Option<String>, Error> {
         if let Some(tried) = self.try_step(store, progress)? {
             self.problem = tried.err();
         }
@@ -80,11 +76,7 @@ impl Judge {
     }
 
     /// One step; `None` where nothing was tried, because it is too early to try again.
-    fn try_step(
-        &mut self,
-        store: &Store,
-        progress: &Progress,
-    ) -> Result<Option<Result<(), String>>, store::Error> {
+    fn try_step(&mut self, store: &Store, progress: &Progress) -> Result<Option<Result<(), String>>, Error> {
         let now = self.clock.now();
         // A clock that was put back must not hold anything up.
         let pauses =
@@ -96,7 +88,7 @@ impl Judge {
             let mut owner = Owner { store, progress, held: &mut self.held, failure: None };
             let polled = self.consumer.poll(&mut owner, Duration::ZERO);
             if let Some(failure) = owner.failure {
-                return Err(failure);
+                return Err(failure.into());
             }
             match polled {
                 Ok(Polled::Records { partition, records }) => self.waiting.push_back((partition, records)),
@@ -104,6 +96,7 @@ impl Judge {
                 Err(error @ ReadError::Lost { partition, .. }) => {
                     self.stop(progress, partition, error.to_string());
                 }
+                Err(ReadError::Ended(why)) => return Err(Error::Ended(format!("claims: {why}"))),
                 Err(error @ ReadError::Unavailable(_)) => return Ok(Some(Err(format!("claims: {error}")))),
             }
         }
@@ -114,7 +107,7 @@ impl Judge {
                 return Ok(Some(Err(problem)));
             }
         }
-        if pauses { Ok(None) } else { self.commit(store, now).map(Some) }
+        if pauses { Ok(None) } else { Ok(Some(self.commit(store, now)?)) }
     }
 
     fn stop(&mut self, progress: &Progress, partition: u32, reason: String) {

@@ -99,6 +99,9 @@ pub enum Error {
     /// The store cannot be opened, or failed.
     #[error("the store failed: {0}")]
     Store(#[from] store::Error),
+    /// Its place in the group was taken from it for good.
+    #[error("{0}")]
+    Ended(String),
     /// The thread could not be started, or panicked.
     #[error("the projector's thread failed: {0}")]
     Thread(String),

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use journal::{Assigned, Consumer, PartitionOwner, Polled, PublishError, ReadError, Record};
+use journal::{Assigned, Consumer, Group, PartitionOwner, Polled, PublishError, ReadError, Record};
 use service::clock::Clock;
 
 use crate::claims::Judge;
@@ -167,6 +167,11 @@ impl Runner {
         })
     }
 
+    /// The group that the partitions are shared in.
+    pub(crate) fn group(&self) -> Arc<dyn Group> {
+        self.consumer.group()
+    }
+
     /// The store that is live.
     pub fn store(&self) -> Arc<Store> {
         self.store.load_full()
@@ -177,8 +182,8 @@ impl Runner {
         &self.progress
     }
 
-    /// Runs until asked to stop; fails only when the store does.
-    pub(crate) fn run(mut self) -> Result<(), store::Error> {
+    /// Runs until asked to stop; fails only when the store does, or the journal's readers have ended for good.
+    pub(crate) fn run(mut self) -> Result<(), Error> {
         while !self.stop.load(Ordering::Relaxed) {
             if self.step(POLL_TIMEOUT)? {
                 std::thread::sleep(POLL_TIMEOUT);
@@ -189,14 +194,14 @@ impl Runner {
 
     /// Polls once, folds what came, judges claims, publishes what is due. Answers whether the journal could not
     /// be read, and the next step should wait a little.
-    pub fn step(&mut self, timeout: Duration) -> Result<bool, store::Error> {
+    pub fn step(&mut self, timeout: Duration) -> Result<bool, Error> {
         self.rebuild.swap(&self.store, &self.progress)?;
         let store = self.store.load_full();
         let (progress, publishing) = (&self.progress, &mut self.publishing);
         let mut owner = Owner { store: &store, progress, publishing, failure: None };
         let polled = self.consumer.poll(&mut owner, timeout);
         if let Some(error) = owner.failure {
-            return Err(error);
+            return Err(error.into());
         }
         let mut journal_problem = None;
         match polled {
@@ -209,6 +214,7 @@ impl Runner {
             Err(error @ ReadError::Lost { partition, .. }) => {
                 self.progress.stop(partition, error.to_string())
             }
+            Err(ReadError::Ended(why)) => return Err(Error::Ended(why)),
             Err(error @ ReadError::Unavailable(_)) => journal_problem = Some(error.to_string()),
         }
         let is_unreadable = journal_problem.is_some();

@@ -196,6 +196,7 @@ impl Checker<'_> {
             Some(advertise) => advertise.clone(),
             None => advertised(projector, host),
         };
+        client.advertise = advertise.strip_prefix("http://").map(str::to_owned);
         let registry = self.registry(schema_registry, schema_registry_auth)?;
         Ok(Kafka { client, replicas, allow_unsafe_topics, registry, advertise })
     }

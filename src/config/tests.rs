@@ -82,6 +82,7 @@ fn what_the_example_comments_out_is_good_too() {
     assert_eq!(kafka.client.topics.claims, "witness.claims");
     assert_eq!(kafka.client.instance_id, "projector-1");
     assert_eq!(kafka.advertise, "http://projector-1:8081");
+    assert_eq!(kafka.client.advertise.as_deref(), Some("projector-1:8081"));
     assert_eq!(kafka.client.properties["security.protocol"], "SASL_SSL");
 }
 

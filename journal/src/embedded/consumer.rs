@@ -12,7 +12,8 @@ use super::writer::{Command, Publish};
 use super::{Ends, Log, lock};
 use crate::disk;
 use crate::{
-    Assigned, Consumer, PartitionOwner, Polled, Publication, PublishError, ReadError, Record, Topic,
+    Alone, Assigned, Consumer, Group, PartitionOwner, Polled, Publication, PublishError, ReadError, Record,
+    Topic,
 };
 
 /// Records one poll brings at most.
@@ -131,6 +132,10 @@ pub(super) fn read_records(
 }
 
 impl Consumer for EmbeddedConsumer {
+    fn group(&self) -> Arc<dyn Group> {
+        Arc::new(Alone)
+    }
+
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
         if self.positions.is_empty() {
             self.assign(owner)?;

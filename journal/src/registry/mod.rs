@@ -16,8 +16,8 @@ use schema::wire::{self, RecordType};
 pub use self::client::{Error, RegistryConfig};
 use crate::kafka::TopicNames;
 use crate::{
-    AppendError, Appender, Consumer, LogReader, NewRecord, PartitionOwner, Polled, Position, Publication,
-    PublishError, ReadError, Record, Topic,
+    AppendError, Appender, Consumer, Group, LogReader, NewRecord, PartitionOwner, Polled, Position,
+    Publication, PublishError, ReadError, Record, Topic,
 };
 use client::Client;
 
@@ -147,6 +147,10 @@ impl Appender for Framed<Arc<dyn Appender>> {
 }
 
 impl Consumer for Framed<Box<dyn Consumer>> {
+    fn group(&self) -> Arc<dyn Group> {
+        self.inner.group()
+    }
+
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
         Ok(match self.inner.poll(owner, timeout)? {
             Polled::Records { partition, records } => {

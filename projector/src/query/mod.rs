@@ -3,6 +3,7 @@
 
 mod answer;
 mod attention;
+mod forward;
 mod list;
 mod operate;
 mod page;
@@ -18,7 +19,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use journal::Appender;
+use journal::{Appender, Group};
 use metrics_exporter_prometheus::PrometheusHandle;
 use schema::{Provider, Subject};
 use serde::Serialize;
@@ -44,6 +45,9 @@ const REPLAYING_RETRY_SECONDS: u64 = 1;
 /// Queries that are answered at the same time; more wait. Each can hold a page of some megabytes.
 const QUERIES_AT_ONCE_MAX: usize = 32;
 
+/// Queries that other instances answer for this one at the same time; more wait.
+const FORWARDS_AT_ONCE_MAX: usize = 64;
+
 /// What the handlers answer from.
 #[derive(Clone)]
 pub(crate) struct Source {
@@ -53,6 +57,8 @@ pub(crate) struct Source {
     appender: Arc<dyn Appender>,
     ids: RequestIds,
     turns: Arc<Semaphore>,
+    group: Arc<dyn Group>,
+    forwards: Arc<Semaphore>,
 }
 
 /// An answer about one subject.
@@ -74,11 +80,14 @@ pub(crate) fn router(
     ids: RequestIds,
     metrics: PrometheusHandle,
 ) -> Router {
+    let to_the_owner = axum::middleware::from_fn_with_state(source.clone(), forward::to_the_subjects_owner);
     let queries = Router::new()
-        .route("/v1/subjects", get(subjects))
         .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}", get(subject))
         .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}/history", get(history))
         .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}/facts", get(facts))
+        // These alone: what follows is asked of this instance.
+        .route_layer(to_the_owner)
+        .route("/v1/subjects", get(subjects))
         .route("/v1/attention", get(attention))
         .route("/v1/attention/{id}", get(attention::entry))
         .route("/v1/attention/{id}/acknowledge", post(attention::acknowledge))
@@ -160,6 +169,8 @@ async fn about_subject<T: Serialize + 'static>(
         let partition = subject.partition(source.partitions());
         source.usable(partition)?;
         let Answer { value, offset, has_passed } = answer(source, partition, &subject, parameters)?;
+        // It was ours when it was read only if it still is.
+        source.usable(partition)?;
         let mut response = json(&value);
         response.headers_mut().insert(PARTITION, HeaderValue::from(partition));
         response.headers_mut().insert(OFFSET, HeaderValue::from(offset));
@@ -216,7 +227,8 @@ impl Source {
     pub(crate) fn new(runner: &Runner, appender: Arc<dyn Appender>, ids: RequestIds) -> Self {
         let (live, progress) = (runner.store.clone(), runner.progress.clone());
         let (rebuild, turns) = (runner.rebuild.clone(), Arc::new(Semaphore::new(QUERIES_AT_ONCE_MAX)));
-        Self { live, progress, rebuild, appender, ids, turns }
+        let (group, forwards) = (runner.group(), Arc::new(Semaphore::new(FORWARDS_AT_ONCE_MAX)));
+        Self { live, progress, rebuild, appender, ids, turns, group, forwards }
     }
 
     /// The store as it is live now; one answer is made of one.
@@ -228,8 +240,8 @@ impl Source {
         std::num::NonZeroU32::new(self.store().partitions()).unwrap_or(std::num::NonZeroU32::MIN)
     }
 
-    /// Whether a partition can be answered from: it is this instance's, and was derived up to the log's
-    /// end as it was when it was assigned.
+    /// Whether a partition can be answered from: it is this instance's, which the group still confirms, and was
+    /// derived up to the log's end as it was when it was assigned.
     fn usable(&self, partition: u32) -> Result<(), Problem> {
         let unavailable = |code, title, detail: String| {
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, title)
@@ -253,7 +265,13 @@ impl Source {
                     "The log is still being replayed",
                     format!("partition {partition} is at offset {} of {}", place.next_offset, place.log_end),
                 ),
-                None => Ok(()),
+                None => self.group.confirmed().or_else(|why| {
+                    unavailable(
+                        "ownership_unconfirmed",
+                        "The partition may be another instance's by now",
+                        format!("partition {partition}: {why}"),
+                    )
+                }),
             },
         }
     }

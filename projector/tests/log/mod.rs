@@ -9,15 +9,15 @@
     reason = "a module of several test binaries, and a test stops at the first surprise"
 )]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use journal::{
-    AppendError, Appender, Assigned, Committed, Consumer, LogReader, NewRecord, PartitionOwner, Polled,
-    Position, Publication, PublishError, ReadError, Record, Topic,
+    AppendError, Appender, Assigned, Committed, Consumer, Group, LogReader, NewRecord, Owner, PartitionOwner,
+    Polled, Position, Publication, PublishError, ReadError, Record, Topic,
 };
 
 /// A log in memory, which a test can change under its reader.
@@ -33,6 +33,10 @@ pub struct State {
     pub failures: VecDeque<PublishError>,
     /// How the next appends fail.
     pub append_failures: VecDeque<AppendError>,
+    /// Why the group does not confirm the reader, where it does not.
+    pub unconfirmed: Option<String>,
+    /// Partitions that are given to nobody here, and whose they are.
+    pub elsewhere: BTreeMap<u32, Owner>,
 }
 
 impl State {
@@ -74,6 +78,8 @@ impl Log {
                 partitions: partitions.to_vec(),
                 claims: vec![Partition::default(); partitions.len()],
                 append_failures: VecDeque::new(),
+                unconfirmed: None,
+                elsewhere: BTreeMap::new(),
                 problem: None,
                 published: Vec::new(),
                 failures: VecDeque::new(),
@@ -107,6 +113,10 @@ struct Reader {
 }
 
 impl Consumer for Reader {
+    fn group(&self) -> Arc<dyn Group> {
+        Arc::new(self.log.clone())
+    }
+
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
         let (state, changed) = &*self.log.0;
         let mut state = state.lock().expect("not poisoned");
@@ -121,7 +131,12 @@ impl Consumer for Reader {
             self.positions.clear();
         }
         if self.positions.is_empty() {
+            let elsewhere = state.elsewhere.clone();
             for (partition, of) in (0..).zip(state.of(topic).iter()) {
+                if topic == Topic::Observations && elsewhere.contains_key(&partition) {
+                    self.positions.push(None);
+                    continue;
+                }
                 let committed = of.committed.clone();
                 let assigned = Assigned { partition, log_start: of.start, log_end: of.log_end(), committed };
                 self.positions.push(owner.assigned(assigned).ok());
@@ -169,6 +184,17 @@ impl Consumer for Reader {
         drop(state);
         self.log.0.1.notify_all();
         Ok(())
+    }
+}
+
+impl Group for Log {
+    fn confirmed(&self) -> Result<(), String> {
+        self.0.0.lock().expect("not poisoned").unconfirmed.clone().map_or(Ok(()), Err)
+    }
+
+    fn owner(&self, partition: u32) -> Result<Owner, String> {
+        let state = self.0.0.lock().expect("not poisoned");
+        Ok(state.elsewhere.get(&partition).cloned().unwrap_or(Owner::Ourselves))
     }
 }
 
