@@ -4,6 +4,7 @@
 
 mod consumer;
 mod layout;
+mod reader;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use self::consumer::EmbeddedConsumer;
 use self::layout::{LAYOUT_VERSION, bounds, check_meta};
+pub use self::reader::EmbeddedLogReader;
 use self::writer::{Append, Command, Writer};
 use crate::disk::{self, Disk, Tree};
 use crate::{AppendError, Appender, NewRecord, Position, Topic};
@@ -148,6 +150,13 @@ impl Log {
         }
     }
 
+    /// The first offset of a partition, and one past the last that readers may see.
+    fn bounds(&self, topic: Topic, partition: u32) -> Result<(u64, u64), disk::Error> {
+        let end = lock(&self.ends).of(topic, partition);
+        let start = bounds(self.tree(topic), partition)?.map_or(end, |(start, _)| start);
+        Ok((start.min(end), end))
+    }
+
     fn why_closed(&self) -> String {
         self.failure.get().cloned().unwrap_or_else(|| "it is closed".to_owned())
     }
@@ -201,6 +210,11 @@ impl EmbeddedJournal {
     /// A reader of all partitions of `topic`. It keeps the folder in use until it is dropped.
     pub fn consumer(&self, topic: Topic) -> EmbeddedConsumer {
         EmbeddedConsumer::new(self.shared.log.clone(), self.shared.queue.downgrade(), topic)
+    }
+
+    /// A reader of `topic` as it stands, which belongs to no group. It keeps the folder in use until it is dropped.
+    pub fn log_reader(&self, topic: Topic) -> EmbeddedLogReader {
+        EmbeddedLogReader::new(self.shared.log.clone(), topic)
     }
 
     /// Writes what is queued, and stops. Appends after this are refused; readers who have read everything

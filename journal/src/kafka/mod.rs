@@ -8,6 +8,7 @@ mod context;
 mod membership;
 mod metrics;
 mod publisher;
+mod reader;
 pub mod topics;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use thiserror::Error;
 pub use self::appender::KafkaAppender;
 pub use self::consumer::KafkaConsumer;
 pub use self::metrics::describe;
+pub use self::reader::KafkaLogReader;
 use crate::Topic;
 
 /// Bytes of one record (key and value) unless configured; the topics must take as much.
@@ -100,7 +102,13 @@ impl KafkaConfig {
                 return Err(ConfigError::Owned { property, why });
             }
         }
-        for config in [self.producer(), self.consumer(), self.transactional_producer(Topic::Observations)] {
+        let clients = [
+            self.producer(),
+            self.consumer(),
+            self.log_reader(),
+            self.transactional_producer(Topic::Observations),
+        ];
+        for config in clients {
             config.create_native_config().map_err(ConfigError::from_kafka)?;
         }
         Ok(())
@@ -165,6 +173,20 @@ impl KafkaConfig {
     }
 
     fn consumer(&self) -> ClientConfig {
+        let mut config = self.any_reader();
+        config.set("group.instance.id", &self.instance_id);
+        config
+    }
+
+    /// librdkafka wants a group even of a reader that never joins it.
+    fn log_reader(&self) -> ClientConfig {
+        let mut config = self.any_reader();
+        // The only word from librdkafka that a log was read to its end.
+        config.set("enable.partition.eof", "true");
+        config
+    }
+
+    fn any_reader(&self) -> ClientConfig {
         self.client(
             &[
                 ("session.timeout.ms", "10000"),
@@ -177,7 +199,6 @@ impl KafkaConfig {
             ],
             &[
                 ("group.id", self.group.clone()),
-                ("group.instance.id", self.instance_id.clone()),
                 ("partition.assignment.strategy", "cooperative-sticky".to_owned()),
                 // Also makes the committed offset be read only once no transaction over it is undecided.
                 ("isolation.level", "read_committed".to_owned()),
