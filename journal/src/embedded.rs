@@ -150,6 +150,13 @@ impl Log {
         }
     }
 
+    /// The first offset of a partition, and one past the last that readers may see.
+    fn bounds(&self, topic: Topic, partition: u32) -> Result<(u64, u64), disk::Error> {
+        let end = lock(&self.ends).of(topic, partition);
+        let start = bounds(self.tree(topic), partition)?.map_or(end, |(start, _)| start);
+        Ok((start.min(end), end))
+    }
+
     fn why_closed(&self) -> String {
         self.failure.get().cloned().unwrap_or_else(|| "it is closed".to_owned())
     }
@@ -205,7 +212,7 @@ impl EmbeddedJournal {
         EmbeddedConsumer::new(self.shared.log.clone(), self.shared.queue.downgrade(), topic)
     }
 
-    /// A reader of `topic` outside any group. It keeps the folder in use until it is dropped.
+    /// A reader of `topic` as it stands, which belongs to no group. It keeps the folder in use until it is dropped.
     pub fn log_reader(&self, topic: Topic) -> EmbeddedLogReader {
         EmbeddedLogReader::new(self.shared.log.clone(), topic)
     }

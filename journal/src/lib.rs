@@ -11,6 +11,7 @@ pub mod kafka;
 pub mod registry;
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,7 +110,7 @@ pub trait Appender: Send + Sync + 'static {
     fn append(&self, topic: Topic, record: NewRecord) -> BoxFuture<'_, Result<Position, AppendError>>;
 
     /// Partitions of every topic: part of the data, fixed when the journal was made.
-    fn partitions(&self) -> std::num::NonZeroU32;
+    fn partitions(&self) -> NonZeroU32;
 
     /// `Err` with what is wrong when no append can succeed; readiness stands on it.
     fn health(&self) -> Result<(), String>;
@@ -217,15 +218,24 @@ pub enum ReadError {
     Unavailable(String),
 }
 
+impl ReadError {
+    fn no_such_partition(partition: u32, partitions: NonZeroU32) -> Self {
+        Self::Unavailable(format!("partition {partition} of {partitions} does not exist"))
+    }
+}
+
 /// Reads a topic as it stands, outside any group: for copies of the log, and for a store that is derived anew
-/// beside the living one. Blocking, and used from one thread.
+/// beside the living one. Blocking, and used from one thread. Cheapest where one partition is read to its end
+/// before the next.
 pub trait LogReader: Send {
     /// The first offset still in the log, and one past the last durable (Kafka: last stable) one.
     fn bounds(&mut self, partition: u32) -> Result<(u64, u64), ReadError>;
 
     /// The next records at or after `from`, in offset order: at least one where there is one, and no more than
-    /// a bounded number of bytes. Empty when there is none within `timeout`; records whose offsets are missing
-    /// (transaction markers) are passed over, so an empty answer below the end is tried again.
+    /// a bounded number of bytes. Offsets may be missing (transaction markers), also the last ones of the log:
+    /// an empty answer says that the log was read to its end and has no record at or after `from`, so whoever
+    /// measured the end before has everything below it. What cannot be told within `timeout` is an error, and
+    /// can be tried again.
     fn read(&mut self, partition: u32, from: u64, timeout: Duration) -> Result<Vec<Record>, ReadError>;
 }
 

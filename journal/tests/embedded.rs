@@ -22,7 +22,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use journal::disk::{Batch, Disk, Tree};
 use journal::embedded::{Config, EmbeddedJournal};
-use journal::{AppendError, Appender, Consumer, NewRecord, Polled, ReadError, Record, Topic};
+use journal::{AppendError, Appender, Consumer, LogReader, NewRecord, Polled, ReadError, Record, Topic};
 use proptest::prelude::*;
 
 impl contract::Journal for EmbeddedJournal {
@@ -36,6 +36,10 @@ impl contract::Journal for EmbeddedJournal {
 
     fn publisher(&self, topic: Topic) -> Box<dyn Consumer> {
         Box::new(EmbeddedJournal::consumer(self, topic))
+    }
+
+    fn log_reader(&self, topic: Topic) -> Box<dyn LogReader> {
+        Box::new(EmbeddedJournal::log_reader(self, topic))
     }
 }
 
@@ -65,12 +69,19 @@ async fn keeps_the_contract() {
     contract::many_appends_at_once(&open(folder().path())).await;
     contract::readers_own_their_place(&open(folder().path())).await;
     contract::odd_appends(&open(folder().path())).await;
+    contract::a_log_reader_reads_the_log_as_it_stands(&open(folder().path())).await;
 }
 
 #[test]
 fn publications_are_remembered() {
     let folder = folder();
     contract::publications_are_remembered(&open(folder.path()));
+}
+
+#[test]
+fn a_log_reader_gets_over_transactions() {
+    let folder = folder();
+    contract::a_log_reader_gets_over_transactions(&open(folder.path()));
 }
 
 #[tokio::test]

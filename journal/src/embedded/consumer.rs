@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::layout::{bounds, committed_key, committed_of, record_key, record_of};
+use super::layout::{committed_key, committed_of, record_key, record_of};
 use super::writer::{Command, Publish};
 use super::{Ends, Log, lock};
-use crate::disk;
+use crate::disk::{self, Tree};
 use crate::{
     Alone, Assigned, Consumer, Group, PartitionOwner, Polled, Publication, PublishError, ReadError, Record,
     Topic,
@@ -43,10 +43,8 @@ impl EmbeddedConsumer {
 
     /// Gives the owner every partition. What is wrong with one of them does not keep it from the others.
     fn assign(&mut self, owner: &mut dyn PartitionOwner) -> Result<(), ReadError> {
-        let tree = self.log.tree(self.topic);
         let assignments = (0..self.log.partitions.get()).map(|partition| {
-            let log_end = lock(&self.log.ends).of(self.topic, partition);
-            let log_start = bounds(tree, partition).map_err(unavailable)?.map_or(log_end, |(start, _)| start);
+            let (log_start, log_end) = self.log.bounds(self.topic, partition).map_err(unavailable)?;
             let key = committed_key(self.topic, partition);
             let committed = match self.log.committed.get(&key).map_err(unavailable)? {
                 Some(value) => {
@@ -95,40 +93,12 @@ impl EmbeddedConsumer {
     }
 
     fn read(&mut self, partition: u32, from: u64, to: u64) -> Result<Polled, ReadError> {
-        let records = read_records(&self.log, self.topic, partition, from, to)?;
+        let records = read_records(self.log.tree(self.topic), partition, from, to)?;
         if let Some(position) = self.positions.get_mut(partition as usize) {
             *position = Some(from + records.len() as u64);
         }
         Ok(Polled::Records { partition, records })
     }
-}
-
-/// Reads from `from` up to `to`, or to a bound. Every offset between has a record, or the log is damaged.
-pub(super) fn read_records(
-    log: &Log,
-    topic: Topic,
-    partition: u32,
-    from: u64,
-    to: u64,
-) -> Result<Vec<Record>, ReadError> {
-    let mut records = Vec::new();
-    let mut bytes = 0;
-    let mut items = log.tree(topic).range(&record_key(partition, from), &record_key(partition, to));
-    for offset in from..to {
-        match read_record(partition, offset, items.next()) {
-            Ok(record) => {
-                bytes += record.key.len() + record.value.len();
-                records.push(record);
-            }
-            Err(problem) if records.is_empty() => return Err(problem),
-            // What stands before the damage is read first; the next poll meets it again.
-            Err(_) => break,
-        }
-        if records.len() >= POLL_RECORDS_MAX || bytes >= POLL_BYTES_MAX {
-            break;
-        }
-    }
-    Ok(records)
 }
 
 impl Consumer for EmbeddedConsumer {
@@ -180,6 +150,33 @@ impl Consumer for EmbeddedConsumer {
 
 type Item = Result<(Vec<u8>, Vec<u8>), disk::Error>;
 
+/// The records from `from` up to `to`, or to a bound. Every offset between has a record, or the log is damaged.
+pub(super) fn read_records(
+    tree: &Tree,
+    partition: u32,
+    from: u64,
+    to: u64,
+) -> Result<Vec<Record>, ReadError> {
+    let mut records = Vec::new();
+    let mut bytes = 0;
+    let mut items = tree.range(&record_key(partition, from), &record_key(partition, to));
+    for offset in from..to {
+        match read_record(partition, offset, items.next()) {
+            Ok(record) => {
+                bytes += record.key.len() + record.value.len();
+                records.push(record);
+            }
+            Err(problem) if records.is_empty() => return Err(problem),
+            // What stands before the damage is read first; the next read meets it again.
+            Err(_) => break,
+        }
+        if records.len() >= POLL_RECORDS_MAX || bytes >= POLL_BYTES_MAX {
+            break;
+        }
+    }
+    Ok(records)
+}
+
 /// The record at `offset`, where `item` is what the tree has at or after it.
 fn read_record(partition: u32, offset: u64, item: Option<Item>) -> Result<Record, ReadError> {
     let problem =
@@ -193,6 +190,6 @@ fn read_record(partition: u32, offset: u64, item: Option<Item>) -> Result<Record
     }
 }
 
-fn unavailable(error: disk::Error) -> ReadError {
+pub(super) fn unavailable(error: disk::Error) -> ReadError {
     ReadError::Unavailable(error.to_string())
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rdkafka::TopicPartitionList;
-use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerGroupMetadata};
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext, ConsumerGroupMetadata};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::topic_partition_list::Offset;
@@ -308,11 +308,7 @@ impl KafkaConsumer {
         let offset = u64::try_from(message.offset()).ok()?;
         let next = self.held.get_mut(&partition)?.as_mut().filter(|next| offset >= **next)?;
         *next = offset + 1;
-        let record = Record {
-            offset,
-            key: Bytes::copy_from_slice(message.key().unwrap_or_default()),
-            value: Bytes::copy_from_slice(message.payload().unwrap_or_default()),
-        };
+        let record = record_of(offset, message);
         let bytes = record.key.len() + record.value.len();
         match self.ready.iter_mut().find(|(of, _)| *of == partition) {
             Some((_, records)) => records.push(record),
@@ -521,8 +517,8 @@ impl Drop for KafkaConsumer {
     }
 }
 
-fn watermarks(
-    member: &BaseConsumer<Membership>,
+pub(super) fn watermarks<C: ConsumerContext>(
+    member: &BaseConsumer<C>,
     topic: &str,
     partition: u32,
 ) -> Result<(u64, u64), ReadError> {
@@ -535,12 +531,21 @@ fn watermarks(
     }
 }
 
-fn beyond_the_end(partition: u32, wanted: u64, log_end: u64) -> ReadError {
+/// What stands at `offset`.
+pub(super) fn record_of(offset: u64, message: &BorrowedMessage<'_>) -> Record {
+    Record {
+        offset,
+        key: Bytes::copy_from_slice(message.key().unwrap_or_default()),
+        value: Bytes::copy_from_slice(message.payload().unwrap_or_default()),
+    }
+}
+
+pub(super) fn beyond_the_end(partition: u32, wanted: u64, log_end: u64) -> ReadError {
     ReadError::Unavailable(format!(
         "partition {partition} ends at offset {log_end}, but reading stands at {wanted}: the log was cut or replaced"
     ))
 }
 
-fn unavailable(error: impl ToString) -> ReadError {
+pub(super) fn unavailable(error: impl ToString) -> ReadError {
     ReadError::Unavailable(error.to_string())
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::KafkaError;
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use rdkafka::{ClientContext, Statistics};
@@ -85,6 +86,9 @@ impl ClientContext for KafkaContext {
         metrics::record_error(self.client, code);
     }
 }
+
+/// The log reader's: it is in no group, so nothing is ever rebalanced.
+impl ConsumerContext for KafkaContext {}
 
 impl ProducerContext for KafkaContext {
     type DeliveryOpaque = ();

@@ -115,7 +115,13 @@ impl KafkaConfig {
                 return Err(ConfigError::Owned { property, why });
             }
         }
-        for config in [self.producer(), self.consumer(), self.transactional_producer(Topic::Observations)] {
+        let clients = [
+            self.producer(),
+            self.consumer(),
+            self.log_reader(),
+            self.transactional_producer(Topic::Observations),
+        ];
+        for config in clients {
             config.create_native_config().map_err(ConfigError::from_kafka)?;
         }
         Ok(())
@@ -193,7 +199,8 @@ impl KafkaConfig {
     }
 
     fn consumer(&self) -> ClientConfig {
-        let mut config = self.any_consumer();
+        let mut config = self.any_reader();
+        config.set("group.instance.id", &self.instance_id);
         // Heartbeats are counted by them: see [`pulse`].
         let session_milliseconds = u64::try_from(self.session().as_millis()).unwrap_or(u64::MAX);
         let interval = (session_milliseconds / 10).clamp(1, STATISTICS_MILLISECONDS_MAX);
@@ -201,7 +208,16 @@ impl KafkaConfig {
         config
     }
 
-    fn any_consumer(&self) -> ClientConfig {
+    /// librdkafka wants a group even of a reader that never joins it.
+    fn log_reader(&self) -> ClientConfig {
+        let mut config = self.any_reader();
+        config.set("group.id", format!("{}-reader", self.group));
+        // The only word from librdkafka that a log was read to its end.
+        config.set("enable.partition.eof", "true");
+        config
+    }
+
+    fn any_reader(&self) -> ClientConfig {
         self.client(
             &[
                 ("session.timeout.ms", SESSION_MILLISECONDS_DEFAULT),
@@ -215,7 +231,6 @@ impl KafkaConfig {
             ],
             &[
                 ("group.id", self.group.clone()),
-                ("group.instance.id", self.instance_id.clone()),
                 ("partition.assignment.strategy", "cooperative-sticky".to_owned()),
                 // Also makes the committed offset be read only once no transaction over it is undecided.
                 ("isolation.level", "read_committed".to_owned()),
@@ -224,14 +239,6 @@ impl KafkaConfig {
                 ("auto.offset.reset", "error".to_owned()),
             ],
         )
-    }
-
-    /// A consumer that is told where to read, and is nobody's member.
-    fn log_reader(&self) -> ClientConfig {
-        let mut config = self.any_consumer();
-        config.remove("group.instance.id");
-        config.set("group.id", format!("{}-reader", self.group));
-        config
     }
 
     /// A client that asks about the group, and reads nothing.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use journal::{
-    AppendError, Appender, Assigned, Committed, Consumer, NewRecord, PartitionOwner, Polled, Publication,
-    Record, Topic,
+    AppendError, Appender, Assigned, Committed, Consumer, LogReader, NewRecord, PartitionOwner, Polled,
+    Publication, ReadError, Record, Topic,
 };
 
 /// Partitions the journals under test have.
@@ -24,6 +24,8 @@ pub trait Journal {
     fn consumer(&self) -> Box<dyn Consumer>;
     /// A reader of `topic` in the one group of publishers.
     fn publisher(&self, topic: Topic) -> Box<dyn Consumer>;
+    /// A reader of `topic` in no group.
+    fn log_reader(&self, topic: Topic) -> Box<dyn LogReader>;
 }
 
 /// Owns every partition, from the given offset; refuses those named.
@@ -171,4 +173,97 @@ pub fn publications_are_remembered(journal: &dyn Journal) {
         found[2].iter().map(|record| record.value.to_vec()).collect::<Vec<_>>(),
         [&b"one"[..], b"", b"two"]
     );
+}
+
+/// Longer than any broker takes to say that there is no more.
+const LOG_READER_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A partition from `from` to the end that was measured before.
+fn read_log(reader: &mut dyn LogReader, partition: u32, from: u64) -> Vec<Record> {
+    let (_, end) = reader.bounds(partition).expect("measured");
+    let (mut found, mut next) = (Vec::new(), from);
+    while next < end {
+        let records = reader.read(partition, next, LOG_READER_PATIENCE).expect("readable");
+        next = records.last().map_or(end, |record| record.offset + 1);
+        found.extend(records);
+    }
+    found
+}
+
+/// A reader outside any group reads every partition from any place, as often as it is asked, and sees what was
+/// appended meanwhile; it is told of an end, and of places that are not there.
+pub async fn a_log_reader_reads_the_log_as_it_stands(journal: &dyn Journal) {
+    let mut reader = journal.log_reader(Topic::Observations);
+    assert_eq!(reader.bounds(1), Ok((0, 0)));
+    assert_eq!(reader.read(1, 0, LOG_READER_PATIENCE), Ok(Vec::new()), "nothing is there yet");
+    for number in 0..2_500_u32 {
+        let size = if number % 1_000 == 0 { 1_000_000 } else { 4 };
+        let mut value = number.to_be_bytes().to_vec();
+        value.resize(size, 0);
+        let partition = if number % 5 == 0 { 2 } else { 0 };
+        let append = journal.appender().append(Topic::Observations, record(partition, "key", value));
+        if number % 100 == 99 {
+            append.await.expect("durable");
+        } else {
+            drop(append);
+        }
+    }
+    for partition in [0, 1, 2] {
+        // The latest appends were not waited for.
+        let position = journal.appender().append(Topic::Observations, record(partition, "last", "value"));
+        position.await.expect("durable");
+    }
+    let all = [0, 1, 2].map(|partition| read_log(&mut *reader, partition, 0));
+    assert_eq!(all.each_ref().map(Vec::len), [2_001, 1, 501]);
+    for (partition, records) in all.iter().enumerate() {
+        assert!(records.windows(2).all(|pair| pair[0].offset < pair[1].offset));
+        let end = records.last().map_or(0, |record| record.offset + 1);
+        assert_eq!(reader.bounds(partition as u32), Ok((0, end)));
+    }
+    let numbers: Vec<u32> = all[0][..2_000]
+        .iter()
+        .map(|record| u32::from_be_bytes(*record.value.first_chunk().expect("four bytes")))
+        .collect();
+    assert_eq!(numbers, (0..2_500).filter(|number| number % 5 != 0).collect::<Vec<_>>());
+    for from in [0, 1, 499, 500] {
+        assert!(read_log(&mut *reader, 2, all[2][from].offset) == all[2][from..], "from {from}");
+    }
+    let end = all[2][500].offset + 1;
+    for _ in 0..2 {
+        assert_eq!(reader.read(2, end, LOG_READER_PATIENCE), Ok(Vec::new()), "the end");
+    }
+    let later = journal.appender().append(Topic::Observations, record(2, "later", "value"));
+    let later = later.await.expect("durable").offset;
+    let found = reader.read(2, end, LOG_READER_PATIENCE).expect("readable");
+    assert_eq!(
+        found.iter().map(|record| (record.offset, &record.key[..])).collect::<Vec<_>>(),
+        [(later, &b"later"[..])]
+    );
+    let nowhere = PARTITIONS.get();
+    for problem in [reader.bounds(nowhere).err(), reader.read(nowhere, 0, LOG_READER_PATIENCE).err()] {
+        assert!(matches!(problem, Some(ReadError::Unavailable(_))), "{problem:?}");
+    }
+}
+
+/// Offsets that hold no record, the last ones of the log too, do not keep a reader from its end.
+pub fn a_log_reader_gets_over_transactions(journal: &dyn Journal) {
+    let mut publisher = journal.publisher(Topic::Observations);
+    let mut owner = Owner::default();
+    let started = Instant::now();
+    while owner.assigned.len() < PARTITIONS.get() as usize {
+        assert!(started.elapsed() < Duration::from_secs(30), "only {:?}", owner.assigned);
+        drop(publisher.poll(&mut owner, Duration::from_millis(50)));
+    }
+    for offset in 0..3 {
+        let claims = vec![record(2, "claim", format!("{offset}"))];
+        let publication =
+            Publication { partition: 0, offset, metadata: String::new(), projections: Vec::new(), claims };
+        publisher.publish(vec![publication]).expect("published");
+    }
+    let mut reader = journal.log_reader(Topic::Claims);
+    let found = read_log(&mut *reader, 2, 0);
+    assert_eq!(found.iter().map(|record| &record.value[..]).collect::<Vec<_>>(), [b"0", b"1", b"2"]);
+    let after = found[2].offset + 1;
+    assert_eq!(read_log(&mut *reader, 2, after), []);
+    assert_eq!(reader.read(2, after, LOG_READER_PATIENCE), Ok(Vec::new()));
 }

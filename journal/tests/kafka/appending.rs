@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use journal::kafka::{KafkaAppender, KafkaConfig, KafkaConsumer};
-use journal::{AppendError, Appender, Consumer, NewRecord, Topic};
+use journal::kafka::{KafkaAppender, KafkaConfig, KafkaConsumer, KafkaLogReader};
+use journal::{AppendError, Appender, Consumer, LogReader, NewRecord, Topic};
 use rdkafka::mocking::MockCluster;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
@@ -46,6 +46,10 @@ impl contract::Journal for KafkaJournal {
         config.group = format!("{}-{topic}", config.group);
         Box::new(KafkaConsumer::open(config, topic).unwrap())
     }
+
+    fn log_reader(&self, topic: Topic) -> Box<dyn LogReader> {
+        Box::new(KafkaLogReader::open(self.config.clone(), topic).unwrap())
+    }
 }
 
 fn wait_until_healthy(appender: &KafkaAppender) {
@@ -63,6 +67,8 @@ pub(crate) fn keeps_the_contract(cluster: &Cluster) {
     block_on(contract::readers_own_their_place(&open()));
     block_on(contract::odd_appends(&open()));
     contract::publications_are_remembered(&open());
+    block_on(contract::a_log_reader_reads_the_log_as_it_stands(&open()));
+    contract::a_log_reader_gets_over_transactions(&open());
 }
 
 /// librdkafka's own imitation of a broker: less than the real thing, but always there.
@@ -73,6 +79,7 @@ pub(crate) fn mock_keeps_the_contract() {
     block_on(contract::many_appends_at_once(&open()));
     block_on(contract::readers_own_their_place(&open()));
     block_on(contract::odd_appends(&open()));
+    block_on(contract::a_log_reader_reads_the_log_as_it_stands(&open()));
 }
 
 fn mock_journal<C: rdkafka::ClientContext>(mock: &MockCluster<'_, C>, partitions: u32) -> KafkaConfig {
