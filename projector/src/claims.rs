@@ -68,11 +68,7 @@ impl Judge {
 
     /// Takes in what is there and judges it. Answers what keeps the claims from being judged, if it is for an
     /// operator.
-    pub(crate) fn step(
-        &mut self,
-        store: &Store,
-        progress: &Progress,
-    ) -> Result<Option<String>, Error> {
+    pub(crate) fn step(&mut self, store: &Store, progress: &Progress) -> Result<Option<String>, Error> {
         if let Some(tried) = self.try_step(store, progress)? {
             self.problem = tried.err();
         }
@@ -80,11 +76,7 @@ impl Judge {
     }
 
     /// One step; `None` where nothing was tried, because it is too early to try again.
-    fn try_step(
-        &mut self,
-        store: &Store,
-        progress: &Progress,
-    ) -> Result<Option<Result<(), String>>, Error> {
+    fn try_step(&mut self, store: &Store, progress: &Progress) -> Result<Option<Result<(), String>>, Error> {
         let now = self.clock.now();
         // A clock that was put back must not hold anything up.
         let pauses =

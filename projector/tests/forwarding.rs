@@ -50,7 +50,8 @@ struct Instance {
 
 impl Instance {
     fn start(partition: u32) -> Self {
-        let (log, store, other) = (Log::new(&vec![Partition::default(); 2]), TempDir::new().expect("a folder"), 1 - partition);
+        let (log, store, other) =
+            (Log::new(&vec![Partition::default(); 2]), TempDir::new().expect("a folder"), 1 - partition);
         log.change(|state| drop(state.elsewhere.insert(other, Owner::Nobody)));
         let running = Running::start_with(store.path(), &log, |config| {
             config.token = Some("letmein".to_owned());
@@ -132,7 +133,11 @@ fn the_question_goes_on_as_it_came_and_the_answer_comes_back_as_it_was_given() {
     lines.sort();
     assert_eq!(
         lines,
-        ["authorization: bearer letmein".to_owned(), format!("host: {address}"), "witness-forwarded: 1".to_owned()]
+        [
+            "authorization: bearer letmein".to_owned(),
+            format!("host: {address}"),
+            "witness-forwarded: 1".to_owned()
+        ]
     );
     assert_eq!((answer.status, answer.body.as_str()), (200, "{\"this\":\"1\"}"));
     assert_eq!(answer.header("content-type"), Some("application/json"));
@@ -164,7 +169,8 @@ fn nobody_to_ask_is_503() {
         answer.code()
     };
     assert_eq!(code(), (503, "partition_moving".to_owned()));
-    let gone = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("an address");
+    let gone =
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("an address");
     one.other_is_at(gone);
     assert_eq!(code(), (503, "owner_unreachable".to_owned()));
     let (silent, served) = somebody(None);

@@ -45,7 +45,9 @@ pub(crate) fn services_come_and_go(cluster: &Cluster) {
         // Whichever it notices first: that it may not publish, or that the group has given it up.
         let [fenced, revoked] = ["joining the group again", "revoked"].map(|word| said.contains(word));
         assert!(fenced || revoked, "projector-1 kept its partitions after it had been a zombie: {said}");
-        eprintln!("  projector-1 had published {published}; the zombie was fenced: {fenced}, revoked: {revoked}");
+        eprintln!(
+            "  projector-1 had published {published}; the zombie was fenced: {fenced}, revoked: {revoked}"
+        );
 
         // Its store is a minute old by now.
         fleet.run("projector-2");

@@ -12,7 +12,8 @@ use super::writer::{Command, Publish};
 use super::{Ends, Log, lock};
 use crate::disk;
 use crate::{
-    Alone, Assigned, Consumer, Group, PartitionOwner, Polled, Publication, PublishError, ReadError, Record, Topic,
+    Alone, Assigned, Consumer, Group, PartitionOwner, Polled, Publication, PublishError, ReadError, Record,
+    Topic,
 };
 
 /// Records one poll brings at most.

@@ -21,8 +21,8 @@ use super::publisher::{Failure, Publisher, signed_offset, signed_partition};
 use super::pulse::Pulse;
 use super::{ConfigError, KafkaConfig, metrics};
 use crate::{
-    Assigned, Committed, Consumer, Group, PartitionOwner, Polled, Publication, PublishError, ReadError, Record,
-    Topic,
+    Assigned, Committed, Consumer, Group, PartitionOwner, Polled, Publication, PublishError, ReadError,
+    Record, Topic,
 };
 
 /// How long one question to the broker may take while a partition is being taken over.

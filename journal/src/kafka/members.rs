@@ -91,11 +91,10 @@ impl Members {
         let stranded = seen.client.as_ref().and_then(|client| client.context().stranded());
         let client = match seen.client.take().filter(|_| stranded.is_none()) {
             Some(client) => client,
-            None => BaseConsumer::from_config_and_context(
-                &self.config.onlooker(),
-                KafkaContext::new("members"),
-            )
-            .map_err(|error| error.to_string())?,
+            None => {
+                BaseConsumer::from_config_and_context(&self.config.onlooker(), KafkaContext::new("members"))
+                    .map_err(|error| error.to_string())?
+            }
         };
         let client = seen.client.insert(client);
         // Statistics, which nobody reads here, and errors wait to be taken.

@@ -197,9 +197,7 @@ impl KafkaConfig {
         // Heartbeats are counted by them: see [`pulse`].
         let session_milliseconds = u64::try_from(self.session().as_millis()).unwrap_or(u64::MAX);
         let interval = (session_milliseconds / 10).clamp(1, STATISTICS_MILLISECONDS_MAX);
-        config
-            .set("statistics.interval.ms", interval.to_string())
-            .set("client.id", self.member_client_id());
+        config.set("statistics.interval.ms", interval.to_string()).set("client.id", self.member_client_id());
         config
     }
 
@@ -332,7 +330,7 @@ const OWN_KEY: &str = "it has a key of its own in the configuration";
 const OBSERVED: &str = "readiness and metrics are made of it";
 
 /// Properties (and librdkafka's other names of them) that an operator cannot pass through, and why.
-const OWNED_PROPERTIES: &[(&str, &str)] = &[
+pub const OWNED_PROPERTIES: &[(&str, &str)] = &[
     ("acks", DURABILITY),
     ("request.required.acks", DURABILITY),
     ("enable.idempotence", DURABILITY),

@@ -16,8 +16,8 @@ use schema::wire::{self, RecordType};
 pub use self::client::{Error, RegistryConfig};
 use crate::kafka::TopicNames;
 use crate::{
-    AppendError, Appender, Consumer, Group, LogReader, NewRecord, PartitionOwner, Polled, Position, Publication,
-    PublishError, ReadError, Record, Topic,
+    AppendError, Appender, Consumer, Group, LogReader, NewRecord, PartitionOwner, Polled, Position,
+    Publication, PublishError, ReadError, Record, Topic,
 };
 use client::Client;
 

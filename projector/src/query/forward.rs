@@ -64,7 +64,8 @@ async fn to_the_owner(source: &Source, partition: u32, request: Request) -> Resu
     let group = source.group.clone();
     let asked = tokio::task::spawn_blocking(move || group.owner(partition)).await;
     let owner = asked.unwrap_or_else(|error| Err(error.to_string()));
-    let owner = owner.map_err(|why| unknown(partition, &format!("the group does not say whose it is: {why}")));
+    let owner =
+        owner.map_err(|why| unknown(partition, &format!("the group does not say whose it is: {why}")));
     let answer = match owner? {
         Owner::At(address) => forward(&address, request).await.map_err(|why| {
             tracing::warn!(partition, address, why, "a query could not be handed on");
@@ -80,7 +81,8 @@ async fn to_the_owner(source: &Source, partition: u32, request: Request) -> Resu
 /// Sends the request there as it is, and answers what is answered.
 async fn forward(address: &str, request: Request) -> Result<Response, String> {
     let (parts, body) = request.into_parts();
-    let body = to_bytes(body, REQUEST_BYTES_MAX).await.map_err(|error| format!("cannot be sent it: {error}"))?;
+    let body =
+        to_bytes(body, REQUEST_BYTES_MAX).await.map_err(|error| format!("cannot be sent it: {error}"))?;
     let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
     let mut forwarded = hyper::Request::builder().method(parts.method).uri(target);
     for name in REQUEST_HEADERS {
