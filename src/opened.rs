@@ -42,12 +42,13 @@ impl Opened {
             }
             Journal::Kafka(config) => {
                 kafka::describe();
-                topics::demand(config).await?;
+                let client = config.resolve().await?;
+                topics::demand(config, &client).await?;
                 let registry = match &config.registry {
-                    Some(registry) => Some(register(registry.resolve().await?, &config.client).await?),
+                    Some(registry) => Some(register(registry.resolve().await?, &client).await?),
                     None => None,
                 };
-                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None, registry })
+                Ok(Self::Kafka { client: Box::new(client), appender: None, registry })
             }
         }
     }

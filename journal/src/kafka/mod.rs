@@ -337,7 +337,7 @@ const OWN_KEY: &str = "it has a key of its own in the configuration";
 const OBSERVED: &str = "readiness and metrics are made of it";
 
 /// Properties (and librdkafka's other names of them) that an operator cannot pass through, and why.
-const OWNED_PROPERTIES: &[(&str, &str)] = &[
+pub const OWNED_PROPERTIES: &[(&str, &str)] = &[
     ("acks", DURABILITY),
     ("request.required.acks", DURABILITY),
     ("enable.idempotence", DURABILITY),
