@@ -4,6 +4,7 @@
 mod client;
 mod config;
 mod demo;
+mod journal;
 mod opened;
 mod send;
 mod serve;
@@ -42,6 +43,8 @@ enum Command {
     Projector(up::Arguments),
     /// Create the topics on Kafka, or check those that exist.
     Topics(topics::Arguments),
+    /// Move the log: to a file, and from there into an empty journal of either kind.
+    Journal(journal::Arguments),
     /// Sign files as an endpoint's provider would, and post them.
     Send(send::Arguments),
 }
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Ingress(arguments) => up::run(&arguments, Which::Ingress).map(|()| true),
         Command::Projector(arguments) => up::run(&arguments, Which::Projector).map(|()| true),
         Command::Topics(arguments) => topics::run(&arguments),
+        Command::Journal(arguments) => journal::run(&arguments).map(|()| true),
         Command::Send(arguments) => send::run(&arguments),
     };
     match ended {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use journal::embedded::{self, EmbeddedJournal};
-use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer};
-use journal::{Appender, Consumer, Topic};
+use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer, KafkaLogReader};
+use journal::{Appender, Consumer, LogReader, Topic};
 
 use crate::config::Journal;
 use crate::topics;
@@ -64,6 +64,14 @@ impl Opened {
             Self::Kafka { client, .. } => {
                 Box::new(KafkaConsumer::open(KafkaConfig::clone(client), Topic::Observations)?)
             }
+        })
+    }
+
+    /// For whoever reads a topic as it stands, outside the group.
+    pub(crate) fn log_reader(&self, topic: Topic) -> anyhow::Result<Box<dyn LogReader>> {
+        Ok(match self {
+            Self::Embedded(journal) => Box::new(journal.log_reader(topic)),
+            Self::Kafka { client, .. } => Box::new(KafkaLogReader::open(KafkaConfig::clone(client), topic)?),
         })
     }
 
