@@ -141,7 +141,7 @@ fn fill(path: &PathBuf) {
         (0..RECORDS).map(|number| {
             let topic = TOPICS[usize::from(number % 4 == 0)];
             let size = if number % 500 == 0 { 500_000 } else { 40 };
-            (topic, format!("acme/ycloud/message/{}", number % 101), format!("{number:>size$}"))
+            (topic, format!("acme/ycloud/message/{}", number % 101), format!("{number}{}", "x".repeat(size)))
         }),
     );
 }
