@@ -42,6 +42,10 @@ mutants:
 bench *arguments:
     cargo bench -p witness --bench engine -- {{arguments}}
 
+# What Witness costs on a real Kafka beside Kafka alone (needs java, and mvn the first time)
+bench-kafka *arguments:
+    cargo bench -p witness --bench kafka -- {{arguments}}
+
 # Licences, advisories, bans (needs: cargo install cargo-deny --locked)
 deny:
     cargo deny check
