@@ -1,7 +1,7 @@
 //! The providers: what they tell, how they sign it, and when they try again, each as its contract says. Must never
 //! forget a delivery that was not acknowledged before its contract lets it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use schema::Provider;
 use serde_json::{Value as Json, json};
@@ -81,7 +81,16 @@ impl Providers {
 
     /// When the next delivery is due.
     pub fn next_due(&self) -> Option<i64> {
-        self.pending.iter().map(|delivery| delivery.due).min()
+        self.first().map(|(_, delivery)| delivery.due).min()
+    }
+
+    /// Those that nothing before them keeps back.
+    fn first(&self) -> impl Iterator<Item = (usize, &Delivery)> {
+        let mut queues = BTreeSet::new();
+        let is_first = move |(_, delivery): &(usize, &Delivery)| {
+            delivery.queue.as_ref().is_none_or(|queue| queues.insert(queue.clone()))
+        };
+        self.pending.iter().enumerate().filter(is_first)
     }
 
     /// Something happens at a provider.
@@ -131,12 +140,7 @@ impl Providers {
 
     /// A delivery that is due. It is answered with [`Providers::heard`].
     pub fn take(&mut self, now: i64) -> Option<Delivery> {
-        let is_first = |at: usize| {
-            let queue = &self.pending[at].queue;
-            queue.is_none() || !self.pending.iter().take(at).any(|earlier| earlier.queue == *queue)
-        };
-        let due: Vec<_> =
-            (0..self.pending.len()).filter(|at| self.pending[*at].due <= now && is_first(*at)).collect();
+        let due: Vec<_> = self.first().filter(|(_, of)| of.due <= now).map(|(at, _)| at).collect();
         let at = *due.get(self.random.below(due.len().max(1) as u64) as usize)?;
         // What blocks a queue keeps its place in it.
         self.pending.get(at).cloned()
