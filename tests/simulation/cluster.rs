@@ -274,7 +274,8 @@ impl Consumer for Member {
         }
         let (partition, position) = waiting[random.below(waiting.len() as u64) as usize];
         let records = logs[&(self.topic, partition)].from(position);
-        let records = records[..records.len().min(1 + random.below(40) as usize)].to_vec();
+        let records_max = if *calm { usize::MAX } else { 1 + random.below(80) as usize };
+        let records = records[..records.len().min(records_max)].to_vec();
         let next = records.last().map_or(position, |last| last.offset + 1);
         self.positions.insert(partition, Some(next));
         Ok(Polled::Records { partition, records })

@@ -65,7 +65,7 @@ fn run(seed: u64) -> (Digest, u64, Troubles) {
             world.troubles().missing()
         );
     }
-    world.settle();
+    let t = Instant::now(); world.settle(); println!("settle {:?}", t.elapsed());
     drop(guard);
     (world.trace, world.deliveries, world.troubles())
 }
