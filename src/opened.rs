@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use journal::embedded::{self, EmbeddedJournal};
 use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer, KafkaLogReader};
+use journal::registry::{self, Registry, RegistryConfig};
 use journal::{Appender, Topic};
 
 use crate::config::Journal;
@@ -24,6 +25,8 @@ pub(crate) enum Opened {
         client: Box<KafkaConfig>,
         /// `None` until a service asks for it.
         appender: Option<Arc<KafkaAppender>>,
+        /// Whose ids the records carry.
+        registry: Option<Arc<Registry>>,
     },
 }
 
@@ -40,7 +43,11 @@ impl Opened {
             Journal::Kafka(config) => {
                 kafka::describe();
                 topics::demand(config).await?;
-                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None })
+                let registry = match &config.registry {
+                    Some(registry) => Some(register(registry.resolve().await?, &config.client).await?),
+                    None => None,
+                };
+                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None, registry })
             }
         }
     }
@@ -49,11 +56,13 @@ impl Opened {
     pub(crate) fn appender(&mut self) -> anyhow::Result<Arc<dyn Appender>> {
         match self {
             Self::Embedded(journal) => Ok(Arc::new(journal.clone())),
-            Self::Kafka { appender: Some(appender), .. } => Ok(appender.clone()),
-            Self::Kafka { client, appender } => {
+            Self::Kafka { client, appender, registry } => {
+                if let Some(opened) = appender {
+                    return Ok(registry::appender(opened.clone(), registry.as_ref()));
+                }
                 let opened = Arc::new(KafkaAppender::open(KafkaConfig::clone(client))?);
                 *appender = Some(opened.clone());
-                Ok(opened)
+                Ok(registry::appender(opened, registry.as_ref()))
             }
         }
     }
@@ -71,17 +80,22 @@ impl Opened {
                     readers: Arc::new(move |topic| Ok(Box::new(log.log_reader(topic)))),
                 }
             }
-            Self::Kafka { client, .. } => {
-                let config = KafkaConfig::clone(client);
+            Self::Kafka { client, registry, .. } => {
+                let (config, registry) = (KafkaConfig::clone(client), registry.clone());
+                let consumer = |config: &KafkaConfig, topic| -> anyhow::Result<_> {
+                    let opened = Box::new(KafkaConsumer::open(config.clone(), topic)?);
+                    Ok(registry::consumer(opened, registry.as_ref()))
+                };
                 // A group reads one topic.
                 let claims = KafkaConfig { group: format!("{}-claims", config.group), ..config.clone() };
                 projector::Journal {
-                    observations: Box::new(KafkaConsumer::open(config.clone(), Topic::Observations)?),
-                    claims: Box::new(KafkaConsumer::open(claims, Topic::Claims)?),
+                    observations: consumer(&config, Topic::Observations)?,
+                    claims: consumer(&claims, Topic::Claims)?,
                     appender,
                     readers: Arc::new(move |topic| {
-                        let reader = KafkaLogReader::open(config.clone(), topic);
-                        Ok(Box::new(reader.map_err(|error| error.to_string())?))
+                        let opened = KafkaLogReader::open(config.clone(), topic);
+                        let opened = Box::new(opened.map_err(|error| error.to_string())?);
+                        Ok(registry::reader(opened, registry.as_ref()))
                     }),
                 }
             }
@@ -107,6 +121,13 @@ impl Opened {
         }
         Ok(())
     }
+}
+
+/// Registers the schemas, and learns their ids.
+async fn register(registry: RegistryConfig, client: &KafkaConfig) -> anyhow::Result<Arc<Registry>> {
+    let topics = client.topics.clone();
+    let registered = tokio::task::spawn_blocking(move || Registry::register(registry, &topics)).await?;
+    Ok(Arc::new(registered.context("the schemas cannot be registered")?))
 }
 
 /// Makes a folder and those above it.

@@ -1,12 +1,13 @@
 //! The journal: an ordered, partitioned, immutable log per topic, behind one small pair of traits.
 //!
-//! Owns durability and order. It must never look inside a value, never answer an append before the
-//! record is durable, and never show a reader a record that is not. Adapters: [`embedded`] (sled, one
-//! machine) and [`kafka`].
+//! Owns durability and order. It must never look inside a value (but at its header, in [`registry`]), never
+//! answer an append before the record is durable, and never show a reader a record that is not. Adapters:
+//! [`embedded`] (sled, one machine) and [`kafka`]; [`registry`] goes around the latter.
 
 pub mod disk;
 pub mod embedded;
 pub mod kafka;
+pub mod registry;
 
 use std::fmt;
 use std::time::Duration;

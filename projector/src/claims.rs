@@ -41,6 +41,8 @@ pub(crate) struct Judge {
     /// Read and not yet judged.
     waiting: VecDeque<(u32, Vec<Record>)>,
     not_before: Option<Micros>,
+    /// What kept the last try from succeeding.
+    problem: Option<String>,
 }
 
 /// A partition of the claims that is this instance's.
@@ -61,7 +63,7 @@ impl Judge {
     ) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let (held, waiting) = (BTreeMap::new(), VecDeque::new());
-        Ok(Self { consumer, appender, clock, runtime, held, waiting, not_before: None })
+        Ok(Self { consumer, appender, clock, runtime, held, waiting, not_before: None, problem: None })
     }
 
     /// Takes in what is there and judges it. Answers what keeps the claims from being judged, if it is for an
@@ -71,6 +73,18 @@ impl Judge {
         store: &Store,
         progress: &Progress,
     ) -> Result<Option<String>, store::Error> {
+        if let Some(tried) = self.try_step(store, progress)? {
+            self.problem = tried.err();
+        }
+        Ok(self.problem.clone())
+    }
+
+    /// One step; `None` where nothing was tried, because it is too early to try again.
+    fn try_step(
+        &mut self,
+        store: &Store,
+        progress: &Progress,
+    ) -> Result<Option<Result<(), String>>, store::Error> {
         let now = self.clock.now();
         // A clock that was put back must not hold anything up.
         let pauses =
@@ -90,17 +104,17 @@ impl Judge {
                 Err(error @ ReadError::Lost { partition, .. }) => {
                     self.stop(progress, partition, error.to_string());
                 }
-                Err(error @ ReadError::Unavailable(_)) => return Ok(Some(format!("claims: {error}"))),
+                Err(error @ ReadError::Unavailable(_)) => return Ok(Some(Err(format!("claims: {error}")))),
             }
         }
         while let Some((partition, records)) = self.waiting.pop_front() {
             if let Some(problem) = self.batch(store, progress, partition, &records)? {
                 self.waiting.push_front((partition, records));
                 self.not_before = Some(Micros(now.0.saturating_add(PAUSE_MICROS)));
-                return Ok(Some(problem));
+                return Ok(Some(Err(problem)));
             }
         }
-        if pauses { Ok(None) } else { self.commit(store, now) }
+        if pauses { Ok(None) } else { self.commit(store, now).map(Some) }
     }
 
     fn stop(&mut self, progress: &Progress, partition: u32, reason: String) {
@@ -150,7 +164,7 @@ impl Judge {
     }
 
     /// Tells the group how far the claims are judged.
-    fn commit(&mut self, store: &Store, now: Micros) -> Result<Option<String>, store::Error> {
+    fn commit(&mut self, store: &Store, now: Micros) -> Result<Result<(), String>, store::Error> {
         let mut publications = Vec::new();
         for (partition, held) in self.held.iter().filter(|(_, held)| !held.stopped) {
             let meta = store.claims_meta(*partition)?;
@@ -165,7 +179,7 @@ impl Judge {
             }
         }
         if publications.is_empty() {
-            return Ok(None);
+            return Ok(Ok(()));
         }
         self.not_before = Some(Micros(now.0.saturating_add(PAUSE_MICROS)));
         let offsets: Vec<_> = publications.iter().map(|of| (of.partition, of.offset)).collect();
@@ -176,13 +190,13 @@ impl Judge {
                         *held = Held { committed: offset, is_known: true, ..*held };
                     }
                 }
-                Ok(None)
+                Ok(Ok(()))
             }
             Err(error @ (PublishError::Fenced(_) | PublishError::Aborted(_))) => {
                 tracing::warn!(%error, "the claims' offsets are committed later");
-                Ok(None)
+                Ok(Ok(()))
             }
-            Err(error @ PublishError::Fatal(_)) => Ok(Some(format!("claims: {error}"))),
+            Err(error @ PublishError::Fatal(_)) => Ok(Err(format!("claims: {error}"))),
         }
     }
 }

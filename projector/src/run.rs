@@ -136,6 +136,7 @@ pub struct Runner {
     consumer: Box<dyn Consumer>,
     judge: Judge,
     publishing: Publishing,
+    publishing_problem: Option<String>,
     clock: Arc<dyn Clock>,
     batch_records_max: usize,
     stop: Arc<AtomicBool>,
@@ -158,6 +159,7 @@ impl Runner {
             consumer: observations,
             judge: judge.map_err(|error| Error::Thread(error.to_string()))?,
             publishing: Publishing::new(config.publish),
+            publishing_problem: None,
             rebuild: Arc::new(Rebuild::new(folder, readers, stop.clone())),
             clock,
             batch_records_max: config.batch_records_max,
@@ -216,34 +218,37 @@ impl Runner {
         Ok(is_unreadable)
     }
 
-    /// Publishes what is due; answers what keeps it from being published, if it is for an operator.
+    /// Publishes what is due. What keeps it from being published, if it is for an operator, stays known until a
+    /// later try succeeds.
     fn publish(&mut self, store: &Store) -> Result<Option<String>, store::Error> {
         let due = self.publishing.due(store, self.clock.now())?;
         if due.is_empty() {
-            return Ok(None);
+            return Ok(self.publishing_problem.clone());
         }
         let records: usize = due.iter().map(|of| of.publication.projections.len()).sum();
-        match self.consumer.publish(due.iter().map(|of| of.publication.clone()).collect()) {
+        let published = self.consumer.publish(due.iter().map(|of| of.publication.clone()).collect());
+        self.publishing_problem = match published {
             Ok(()) => {
                 self.publishing.published(due);
                 metrics::published(records);
-                Ok(None)
+                None
             }
             Err(error @ PublishError::Fenced(_)) => {
                 tracing::warn!(%error, "the partitions are given up and asked for again");
                 self.publishing.forget();
-                Ok(None)
+                None
             }
             Err(error @ PublishError::Aborted(_)) => {
                 tracing::warn!(%error, "trying again");
                 self.publishing.failed(self.clock.now());
-                Ok(None)
+                None
             }
             Err(error @ PublishError::Fatal(_)) => {
                 self.publishing.failed(self.clock.now());
-                Ok(Some(error.to_string()))
+                Some(error.to_string())
             }
-        }
+        };
+        Ok(self.publishing_problem.clone())
     }
 
     fn batch(&mut self, store: &Store, partition: u32, records: &[Record]) -> Result<(), store::Error> {

@@ -144,6 +144,18 @@ fn of_two_subjects_of_one_event_the_later_one_is_withdrawn() {
             (Source::Verdict, Inbox::New, Outcome::Applied),
         ]
     );
+    // Nothing takes its place, and what was judged keeps its place in the inbox.
+    tell(&log, &told(6, "e", &other, "read"));
+    tell(&log, &told(7, "e", &other, "delivered"));
+    driven.settle();
+    assert_eq!(
+        driven.history(&later.subject)[4..],
+        [
+            (Source::Webhook, Inbox::Duplicate, Outcome::NotRun),
+            (Source::Webhook, Inbox::Conflict, Outcome::NotRun)
+        ]
+    );
+    assert_eq!(driven.projection(&later.subject).state.certainty, Certainty::Withdrawn);
     // What comes to the withdrawn subject afterwards is known again.
     tell(&log, &told(5, "e2", &other, "delivered"));
     driven.settle();
@@ -181,6 +193,11 @@ fn of_three_payloads_one_stays() {
         .filter(|observation| driven.projection(&observation.subject).state.certainty == Certainty::Settled)
         .collect();
     assert_eq!(standing.len(), 1);
+    let first = standing[0].subject.key();
+    for verdict in verdicts(&log) {
+        let verdict = schema::Verdict::read(&verdict).expect("a verdict");
+        assert_eq!(verdict.winner.subject, first, "the first claim wins, for ever");
+    }
 }
 
 /// A verdict changes more than the observation that it voids: what stood behind it counts again.

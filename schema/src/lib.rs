@@ -19,6 +19,7 @@ pub mod signature;
 mod single_object;
 pub mod subject;
 pub mod timestamp;
+pub mod wire;
 
 pub use claim::{Claim, Verdict};
 pub use observation::{Digest, Observation, Source};

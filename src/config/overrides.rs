@@ -82,6 +82,8 @@ impl Override<'_> {
                     brokers,
                     replication_factor,
                     allow_unsafe_topics,
+                    schema_registry,
+                    schema_registry_auth,
                     topics,
                     kafka,
                 } = self.read(key)?;
@@ -92,6 +94,8 @@ impl Override<'_> {
                 replace(&mut journal.brokers, brokers);
                 replace(&mut journal.replication_factor, replication_factor);
                 replace(&mut journal.allow_unsafe_topics, allow_unsafe_topics);
+                replace(&mut journal.schema_registry, schema_registry);
+                replace(&mut journal.schema_registry_auth, schema_registry_auth);
                 if let Some(TopicsShape { observations, projections, claims }) = topics {
                     let topics = journal.topics.get_or_insert_default();
                     replace(&mut topics.observations, observations);
