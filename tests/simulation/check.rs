@@ -100,9 +100,7 @@ fn read<'a>(
     bytes: &[u8],
 ) -> (Version, Json, &'a History, &'a Json) {
     let (version, value, subject) = match PublishedProjection::decode(bytes) {
-        Ok(projection) => {
-            (projection.version(), serde_json::to_value(&projection).expect("JSON"), key)
-        }
+        Ok(projection) => (projection.version(), serde_json::to_value(&projection).expect("JSON"), key),
         Err(_) => {
             let fact = PublishedFact::decode(bytes).expect("a projection or a fact");
             let (subject, _) = key.rsplit_once('/').expect("a fact's key");
@@ -222,7 +220,8 @@ pub fn claims(store: &Store, model: &Model) -> Vec<String> {
 pub fn count_cross_partition(model: &Model, troubles: &mut Troubles) {
     let mut told: BTreeMap<_, BTreeSet<u32>> = BTreeMap::new();
     for ((partition, _), history) in &model.subjects {
-        for entry in history.entries.iter().filter(|entry| entry.is_providers() && entry.inbox == Inbox::New) {
+        for entry in history.entries.iter().filter(|entry| entry.is_providers() && entry.inbox == Inbox::New)
+        {
             let observation = &entry.observation;
             let key = (history.subject.provider, &observation.endpoint, &observation.event_id);
             told.entry(key).or_default().insert(*partition);

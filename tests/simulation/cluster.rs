@@ -100,7 +100,8 @@ impl Cluster {
             expelled: BTreeSet::new(),
             committed: vec![None; PARTITIONS.get() as usize],
         };
-        let logs = Topic::ALL.into_iter().flat_map(|topic| (0..PARTITIONS.get()).map(move |number| (topic, number)));
+        let logs =
+            Topic::ALL.into_iter().flat_map(|topic| (0..PARTITIONS.get()).map(move |number| (topic, number)));
         Self(Arc::new(Mutex::new(State {
             random: Random(seed),
             logs: logs.map(|place| (place, Log::default())).collect(),

@@ -26,12 +26,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use schema::Digest;
 use troubles::Troubles;
 use world::World;
 
-/// Seeds of every run of the tests.
-const FIXED: std::ops::RangeInclusive<u64> = 1..=13;
+/// Seeds that are run every time: some on their own, for a quick look and for the faults put in on purpose.
+const SOME: std::ops::RangeInclusive<u64> = 1..=3;
+const FIXED: std::ops::RangeInclusive<u64> = 4..=13;
 /// Seeds that nobody has tried before.
 const RANDOM: usize = 13;
 /// HTTP requests of one run, at least.
@@ -52,8 +52,8 @@ impl Drop for Seed {
     }
 }
 
-/// One run; answers its trace, its deliveries and what went wrong in it.
-fn run(seed: u64) -> (Digest, u64, Troubles) {
+/// One run, until every kind of trouble was in it; answers its deliveries and what went wrong.
+fn run(seed: u64) -> (u64, Troubles) {
     let guard = Seed(seed);
     let mut world = World::new(seed);
     while world.deliveries < DELIVERIES || !world.troubles().missing().is_empty() {
@@ -67,7 +67,7 @@ fn run(seed: u64) -> (Digest, u64, Troubles) {
     }
     world.settle();
     drop(guard);
-    (world.trace, world.deliveries, world.troubles())
+    (world.deliveries, world.troubles())
 }
 
 /// Runs each seed on a thread of its own, some at a time.
@@ -79,8 +79,7 @@ fn run_all(seeds: &[u64]) {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (_, deliveries, troubles) = run(*seed);
-                    assert_eq!(troubles.missing(), []);
+                    let (deliveries, troubles) = run(*seed);
                     let mut all = all.lock().expect("no other run has failed");
                     all.0 += deliveries;
                     all.1.add(&troubles);
@@ -102,15 +101,20 @@ fn fixed_and_random_seeds() {
     run_all(&seeds);
 }
 
-/// Enough to notice the faults that are put in on purpose (`tests/mutants`), and to look at after a small change.
 #[test]
 fn some_seeds() {
-    run_all(&[1, 2, 3]);
+    run_all(&SOME.collect::<Vec<_>>());
 }
 
 #[test]
 fn a_seed_repeats_a_run_exactly() {
-    assert_eq!(run(1).0, run(1).0);
+    let trace = || {
+        let mut world = World::new(1);
+        (0..400).for_each(|_| world.act());
+        world.settle();
+        world.trace
+    };
+    assert_eq!(trace(), trace());
 }
 
 /// `just simulate`: the seed it is given, or one after the other.

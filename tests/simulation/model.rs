@@ -86,9 +86,10 @@ impl History {
     }
 
     fn take(&mut self, offset: u64, observation: Observation, troubles: &mut Troubles) {
-        let first = self.entries.iter().find(|entry| {
-            entry.event() == (observation.endpoint.as_str(), observation.event_id.as_str())
-        });
+        let first = self
+            .entries
+            .iter()
+            .find(|entry| entry.event() == (observation.endpoint.as_str(), observation.event_id.as_str()));
         let inbox = match first {
             None => Inbox::New,
             Some(first) if first.observation.body == observation.body => Inbox::Duplicate,
@@ -128,19 +129,21 @@ impl History {
             troubles.count(Trouble::Replay);
         }
         let (Inbox::New, Ok(Reading::State(new))) = (entry.inbox, &entry.reading) else { return };
-        let states = self.entries.iter().filter_map(Entry::accepted).filter_map(|(_, reading)| match reading {
-            Reading::State(state) => Some(state),
-            Reading::Fact(_) | Reading::Unsupported => None,
-        });
+        let states =
+            self.entries.iter().filter_map(Entry::accepted).filter_map(|(_, reading)| match reading {
+                Reading::State(state) => Some(state),
+                Reading::Fact(_) | Reading::Unsupported => None,
+            });
         let states: Vec<_> = states.collect();
         let latest = states.iter().filter_map(|state| state.as_of).max();
         match (new.as_of, latest) {
             (None, _) => troubles.count(Trouble::Untimed),
             (Some(time), Some(latest)) if time < latest => troubles.count(Trouble::Stale),
             (Some(_), Some(_)) => {
-                if states.iter().any(|state| {
-                    state.as_of == new.as_of && state.value.digest != new.value.digest
-                }) {
+                if states
+                    .iter()
+                    .any(|state| state.as_of == new.as_of && state.value.digest != new.value.digest)
+                {
                     troubles.count(Trouble::Tie);
                 }
             }

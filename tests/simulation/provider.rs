@@ -24,8 +24,7 @@ const MINUTE: i64 = 60 * SECOND;
 const HOUR: i64 = 60 * MINUTE;
 
 /// Seconds between the attempts of YCloud (contract: retries) and of Yutai (page: retries).
-const YCLOUD_DELAYS: [i64; 7] =
-    [10 * SECOND, 30 * SECOND, 5 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 2 * HOUR];
+const YCLOUD_DELAYS: [i64; 7] = [10 * SECOND, 30 * SECOND, 5 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 2 * HOUR];
 const YUTAI_DELAYS: [i64; 4] = [MINUTE, 5 * MINUTE, 30 * MINUTE, 2 * HOUR];
 /// How long SHOC tries, and what it waits between two attempts at most.
 const SHOC_TRIES: i64 = 24 * HOUR;
@@ -206,7 +205,13 @@ fn replayed(body: &Json) -> Json {
 /// The same event about the same thing, with another content.
 fn altered(body: &Json) -> Json {
     let mut body = body.clone();
-    for place in ["/whatsappMessage/n", "/whatsappInboundMessage/text", "/data/wo_status", "/data/text", "/payload/tier"] {
+    for place in [
+        "/whatsappMessage/n",
+        "/whatsappInboundMessage/text",
+        "/data/wo_status",
+        "/data/text",
+        "/payload/tier",
+    ] {
         if let Some(content) = body.pointer_mut(place) {
             *content = json!("altered");
         }
@@ -257,7 +262,10 @@ fn body(random: &mut Random, provider: Provider, event_id: &str) -> Json {
                 0 => ("connect_linked", json!({"external_ref": format!("customer-{number}")})),
                 1 => ("connect_revoked", json!({"external_ref": format!("customer-{number}")})),
                 2 => ("benefit_unlocked", json!({"benefitId": format!("benefit-{number}"), "tier": tier})),
-                _ => ("tier_changed", json!({"credentialId": format!("credential-{number}"), "tier": tier, "asOf": time})),
+                _ => (
+                    "tier_changed",
+                    json!({"credentialId": format!("credential-{number}"), "tier": tier, "asOf": time}),
+                ),
             };
             json!({"eventId": event_id, "kind": kind, "payload": payload})
         }

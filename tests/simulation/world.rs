@@ -250,7 +250,8 @@ impl World {
         let door_seconds = (self.now + self.replicas[replica].skew).div_euclid(SECOND);
         let is_stale = door_seconds.abs_diff(signed_at) > TOLERANCE_SECONDS;
         let request = || {
-            let mut request = Request::post(format!("/webhooks/{id}")).header("content-type", "application/json");
+            let mut request =
+                Request::post(format!("/webhooks/{id}")).header("content-type", "application/json");
             for (name, value) in &headers {
                 request = request.header(*name, value);
             }
@@ -262,7 +263,11 @@ impl World {
         for answer in answers {
             self.deliveries += 1;
             let Answered::With(status, text) = answer else { continue };
-            assert_eq!(status == StatusCode::UNAUTHORIZED, is_stale, "{status} at {door_seconds}, signed {signed_at}");
+            assert_eq!(
+                status == StatusCode::UNAUTHORIZED,
+                is_stale,
+                "{status} at {door_seconds}, signed {signed_at}"
+            );
             if is_stale && signed_at != now_seconds {
                 self.trouble(Trouble::StaleSigned);
             }
@@ -290,7 +295,11 @@ impl World {
         let id = answer["observation_id"].as_str().and_then(|id| Uuid::parse_str(id).ok());
         let id = id.expect("an observation's id");
         self.look();
-        assert_eq!(self.model.bodies.get(&id), Some(&body), "acknowledged observation {id} is not in the log");
+        assert_eq!(
+            self.model.bodies.get(&id),
+            Some(&body),
+            "acknowledged observation {id} is not in the log"
+        );
     }
 
     /// Posts once, or twice at once; the replica may end before it has answered, and its client may go away.
@@ -336,12 +345,15 @@ impl World {
                 id: id.to_owned(),
                 provider,
                 tenant: "acme".to_owned(),
-                secrets: Secrets::Fixed(vec![Secret::new(KEY_ID, secret.as_bytes().to_vec()).expect("a secret")]),
+                secrets: Secrets::Fixed(vec![
+                    Secret::new(KEY_ID, secret.as_bytes().to_vec()).expect("a secret"),
+                ]),
                 tolerance_seconds: TOLERANCE_SECONDS,
                 body_bytes_max: 1 << 20,
                 rate: None,
             });
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
             let metrics = PrometheusBuilder::new().build_recorder().handle();
             let config = ingress::Config::new(endpoints.into());
             let (clock, ids) = (replica.clock.clone(), self.ids.clone());
@@ -557,11 +569,17 @@ impl World {
         check::verdicts(&self.model);
         check::published(&self.model, &self.published, &self.cluster);
         for partition in 0..PARTITIONS.get() {
-            let end = self.cluster.state().records(Topic::Observations, partition, 0).last().map(|last| last.offset + 1);
+            let end = self
+                .cluster
+                .state()
+                .records(Topic::Observations, partition, 0)
+                .last()
+                .map(|last| last.offset + 1);
             let committed = self.cluster.state().committed(Topic::Observations, partition);
             assert_eq!(committed, Some(end.unwrap_or(0)), "the group's offset of partition {partition}");
         }
-        let stores: Vec<_> = self.instances.iter().filter_map(|of| Some(of.runner.as_ref()?.store())).collect();
+        let stores: Vec<_> =
+            self.instances.iter().filter_map(|of| Some(of.runner.as_ref()?.store())).collect();
         assert_eq!(stores.len(), INSTANCES);
         let of = |store| {
             let partitions = (0..PARTITIONS.get()).map(|partition| check::everything(store, partition));
