@@ -34,6 +34,10 @@ crash:
 durability:
     cargo test --test durability
 
+# Everything simulated from one seed after the other until stopped; `WITNESS_SEED=7 just simulate` repeats a run
+simulate:
+    cargo test -p witness --test simulation until_stopped -- --ignored --nocapture
+
 # Whether the tests notice faults put in on purpose
 mutants:
     tests/mutants/run
