@@ -34,6 +34,10 @@ crash:
 durability:
     cargo test --test durability
 
+# Everything simulated from one seed after the other until stopped; `WITNESS_SEED=7 just simulate` repeats a run
+simulate:
+    cargo test -p witness --test simulation until_stopped -- --ignored --nocapture
+
 # Whether the tests notice faults put in on purpose
 mutants:
     tests/mutants/run
@@ -41,6 +45,10 @@ mutants:
 # Figures, as ratios within one run (see BENCHMARKS.md)
 bench *arguments:
     cargo bench -p witness --bench engine -- {{arguments}}
+
+# What Witness costs on a real Kafka beside Kafka alone (needs java, and mvn the first time)
+bench-kafka *arguments:
+    cargo bench -p witness --bench kafka -- {{arguments}}
 
 # Licences, advisories, bans (needs: cargo install cargo-deny --locked)
 deny:

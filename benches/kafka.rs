@@ -62,13 +62,13 @@ fn main() -> ExitCode {
     };
     let prefix = format!("bench-{}", std::process::id());
     let mut kafka = KafkaConfig::new(cluster.servers.clone(), PARTITIONS, format!("{prefix}-group"), "bench");
-    kafka.topics = TopicNames {
-        observations: format!("{prefix}.observations"),
-        projections: format!("{prefix}.projections"),
-        claims: format!("{prefix}.claims"),
-    };
+    kafka.topics = names(&prefix);
+    // Of the same settings, and for nobody to read.
+    let perf = KafkaConfig { topics: names(&format!("{prefix}-perf")), ..kafka.clone() };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(topics::create(&kafka, 1)).expect("the topics are created");
+    for config in [&kafka, &perf] {
+        runtime.block_on(topics::create(config, 1)).expect("the topics are created");
+    }
     println!("load average at the start: {}", load_average());
 
     let requests = Arc::new(requests(deliveries));
@@ -85,11 +85,10 @@ fn main() -> ExitCode {
     print("door, Kafka", &on_kafka, Some(&alone));
     appender.close(Duration::from_secs(6)).expect("everything was acknowledged");
 
-    let perf_topic = &kafka.topics.claims;
-    let most = producer_perf_test(&kafka, perf_topic, deliveries * 3, None);
+    let most = producer_perf_test(&perf, deliveries * 3, None);
     print("kafka-producer-perf-test, as fast as it goes", &most, Some(&on_kafka));
     let same_rate = on_kafka.per_second as usize;
-    let same = producer_perf_test(&kafka, perf_topic, deliveries, Some(same_rate));
+    let same = producer_perf_test(&perf, deliveries, Some(same_rate));
     print("kafka-producer-perf-test, at the door's rate", &same, Some(&on_kafka));
 
     let bare = bare_consumer(&kafka, deliveries);
@@ -98,6 +97,14 @@ fn main() -> ExitCode {
     println!("projector:     {projector:.0} records/s = {:.3} x a bare consumer", projector / bare);
     println!("load average at the end: {}", load_average());
     ExitCode::SUCCESS
+}
+
+fn names(prefix: &str) -> TopicNames {
+    TopicNames {
+        observations: format!("{prefix}.observations"),
+        projections: format!("{prefix}.projections"),
+        claims: format!("{prefix}.claims"),
+    }
 }
 
 /// What a run came to.
@@ -242,12 +249,7 @@ fn post_some(address: SocketAddr, requests: &[Vec<u8>], next: &AtomicUsize) -> V
 
 /// Kafka's own benchmark, told to wait for the same acknowledgement, not to wait for company, and to compress as
 /// the door's producer does.
-fn producer_perf_test(
-    kafka: &KafkaConfig,
-    topic: &str,
-    records: usize,
-    per_second: Option<usize>,
-) -> Figures {
+fn producer_perf_test(kafka: &KafkaConfig, records: usize, per_second: Option<usize>) -> Figures {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kafka/broker");
     let classpath = Command::new(script).arg("classpath").output().expect("the script runs");
     assert!(classpath.status.success(), "{}", String::from_utf8_lossy(&classpath.stderr));
@@ -255,7 +257,7 @@ fn producer_perf_test(
     let throughput = per_second.map_or_else(|| "-1".to_owned(), |rate| rate.to_string());
     let output = Command::new("java")
         .args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", classpath.trim()])
-        .args(["org.apache.kafka.tools.ProducerPerformance", "--topic", topic])
+        .args(["org.apache.kafka.tools.ProducerPerformance", "--topic", &kafka.topics.observations])
         .args(["--num-records", &records.to_string(), "--record-size", &RECORD_BYTES.to_string()])
         .args(["--throughput", &throughput, "--producer-props"])
         .arg(format!("bootstrap.servers={}", kafka.brokers))

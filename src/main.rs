@@ -4,6 +4,7 @@
 mod client;
 mod config;
 mod demo;
+mod journal;
 mod opened;
 mod operate;
 mod send;
@@ -47,6 +48,8 @@ enum Command {
     Verify(operate::Verify),
     /// Derive a projector's store anew from the log, beside the live one, and put it in its place.
     Rebuild(operate::Rebuild),
+    /// Move the log: to a file, and from there into an empty journal of either kind.
+    Journal(journal::Arguments),
     /// Sign files as an endpoint's provider would, and post them.
     Send(send::Arguments),
 }
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Topics(arguments) => topics::run(&arguments),
         Command::Verify(arguments) => operate::verify(&arguments),
         Command::Rebuild(arguments) => operate::rebuild(&arguments),
+        Command::Journal(arguments) => journal::run(&arguments).map(|()| true),
         Command::Send(arguments) => send::run(&arguments),
     };
     match ended {

@@ -9,7 +9,7 @@ use anyhow::Context;
 use journal::embedded::{self, EmbeddedJournal};
 use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer, KafkaLogReader};
 use journal::registry::{self, Registry, RegistryConfig};
-use journal::{Appender, Topic};
+use journal::{Appender, LogReader, Topic};
 
 use crate::config::Journal;
 use crate::topics;
@@ -99,6 +99,18 @@ impl Opened {
                         Ok(registry::reader(opened, registry.as_ref()))
                     }),
                 }
+            }
+        })
+    }
+
+    /// For whoever reads a topic as it stands, outside the group.
+    pub(crate) fn log_reader(&self, topic: Topic) -> anyhow::Result<Box<dyn LogReader>> {
+        Ok(match self {
+            Self::Embedded(journal) => Box::new(journal.log_reader(topic)),
+            Self::Kafka { client, registry, .. } => {
+                // What leaves Kafka is in the encoding that needs no registry.
+                let opened = Box::new(KafkaLogReader::open(KafkaConfig::clone(client), topic)?);
+                registry::reader(opened, registry.as_ref())
             }
         })
     }

@@ -124,15 +124,32 @@ pub async fn run(
     let append_timeout = config.append_timeout;
     let door = Arc::new(Door::new(config, journal, clock.clone(), ids.clone())?);
     door.load_keys().await;
-    let routes = Router::new()
-        // Any method: that the endpoint is unknown is said before that the method is not its own.
-        .route("/webhooks/{endpoint}", any(Door::answer))
-        .route("/health/ready", get(health::ready))
-        .with_state(door.clone());
-    server::serve(listener, server::complete(routes, RequestIds { clock, ids }, metrics), shutdown).await;
+    server::serve(listener, complete(&door, RequestIds { clock, ids }, metrics), shutdown).await;
     // What is left are appends whose callers went away, each of which ends in its own time.
     if tokio::time::timeout(append_timeout, door.wait_until_idle()).await.is_err() {
         tracing::warn!("some appends were still unanswered when the time to finish them was over");
     }
     Ok(())
+}
+
+/// What [`run`] serves, without a socket: for whoever owns the connections and the time. Key documents are not
+/// fetched before the first delivery asks for them.
+pub fn router(
+    config: Config,
+    journal: Arc<dyn Appender>,
+    clock: Arc<dyn Clock>,
+    ids: Arc<dyn Ids>,
+    metrics: PrometheusHandle,
+) -> Result<Router, Error> {
+    let door = Arc::new(Door::new(config, journal, clock.clone(), ids.clone())?);
+    Ok(complete(&door, RequestIds { clock, ids }, metrics))
+}
+
+fn complete(door: &Arc<Door>, ids: RequestIds, metrics: PrometheusHandle) -> Router {
+    let routes = Router::new()
+        // Any method: that the endpoint is unknown is said before that the method is not its own.
+        .route("/webhooks/{endpoint}", any(Door::answer))
+        .route("/health/ready", get(health::ready))
+        .with_state(door.clone());
+    server::complete(routes, ids, metrics)
 }

@@ -111,6 +111,8 @@ impl Disk {
     /// Returns once everything applied before is on the disk. sled's own flush only starts the writing
     /// on Linux (`sync_file_range`), so the file is synced after it.
     pub fn sync(&self) -> Result<(), Error> {
+        #[cfg(feature = "simulation")]
+        simulation::write(&self.path, simulation::Write::Sync)?;
         #[expect(clippy::disallowed_methods, reason = "the one place that knows what flush does not do")]
         self.database.flush().map_err(|error| self.database_error(error))?;
         self.file.sync_data().map_err(|error| Error::Io { path: self.path.join("db"), error })
@@ -261,6 +263,8 @@ impl Tree {
 
     /// Applies all of `batch`, or nothing. Durable after the next [`Disk::sync`].
     pub fn apply(&self, batch: Batch) -> Result<(), Error> {
+        #[cfg(feature = "simulation")]
+        simulation::write(&self.path, simulation::Write::Apply)?;
         self.tree.apply_batch(batch.batch).map_err(|error| self.database_error(error))
     }
 
@@ -344,6 +348,52 @@ fn continuation(key: &[u8], number: u32) -> Vec<u8> {
     physical.extend_from_slice(key);
     physical.extend_from_slice(&number.to_be_bytes());
     physical
+}
+
+/// Crashes at any write, for simulations: a thread's writes fail from one of them on, as if the process had ended
+/// there. What was applied before stays, whether or not it was synced.
+#[cfg(feature = "simulation")]
+pub mod simulation {
+    use std::cell::Cell;
+    use std::io;
+    use std::path::Path;
+
+    use super::{Error, io_error};
+
+    thread_local! {
+        static WRITES_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+        static UNSYNCED: Cell<u32> = const { Cell::new(0) };
+    }
+
+    #[derive(Clone, Copy)]
+    pub(super) enum Write {
+        Apply,
+        Sync,
+    }
+
+    /// Lets this thread write so many times more, or as often as it likes, and counts unsynced batches from here.
+    pub fn writes_left(writes: Option<u32>) {
+        WRITES_LEFT.set(writes);
+        UNSYNCED.set(0);
+    }
+
+    /// Batches this thread has applied and not synced: none of them may be relied on.
+    pub fn unsynced() -> u32 {
+        UNSYNCED.get()
+    }
+
+    pub(super) fn write(path: &Path, write: Write) -> Result<(), Error> {
+        match WRITES_LEFT.get() {
+            Some(0) => return Err(io_error(path)(io::Error::other("the simulated process has ended"))),
+            Some(left) => WRITES_LEFT.set(Some(left - 1)),
+            None => {}
+        }
+        UNSYNCED.set(match write {
+            Write::Apply => UNSYNCED.get() + 1,
+            Write::Sync => 0,
+        });
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
+use crate::subject::KIND_EVENT;
 use crate::{Micros, Provider, Subject};
 
 /// A delivery whose signature held, as written to the journal. Immutable. Outside
@@ -52,6 +53,27 @@ impl Observation {
     /// Who sent it.
     pub fn provider(&self) -> Provider {
         self.subject.provider
+    }
+
+    /// The same observation about the subject that this release reads in its body, where an earlier release kept
+    /// it as its own event because it could not read it. What a delivery says of itself is left as it was
+    /// written, and so is every observation that was not received from a provider.
+    #[must_use]
+    pub fn rekeyed(self) -> Self {
+        let is_from_provider = match self.source {
+            Source::Webhook | Source::ReadApi => true,
+            Source::Verdict | Source::Operator => false,
+        };
+        if !is_from_provider || self.subject.kind != KIND_EVENT {
+            return self;
+        }
+        // An envelope that no longer holds names nothing; the observation stays what it is.
+        let Ok(identity) = self.provider().contract().identify(&self.body) else { return self };
+        if identity.kind == KIND_EVENT {
+            return self;
+        }
+        let subject = Subject { kind: identity.kind, id: identity.id, ..self.subject };
+        Self { subject: subject.or_its_event(&self.event_id), ..self }
     }
 
     /// A digest of the part of the inbox key that the subject does not already fix (endpoint and event
@@ -129,5 +151,70 @@ impl<'de> Deserialize<'de> for Digest {
         } else {
             <[u8; 32]>::deserialize(deserializer).map(Self)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observation(subject: (&str, &str), source: Source, body: &'static str) -> Observation {
+        let body = Bytes::from_static(body.as_bytes());
+        Observation {
+            id: Uuid::from_u128(7),
+            endpoint: "main".to_owned(),
+            event_id: "evt-1".to_owned(),
+            event_type: "whatsapp.message.updated".to_owned(),
+            subject: Subject {
+                tenant: "acme".to_owned(),
+                provider: Provider::YCloud,
+                kind: subject.0.to_owned(),
+                id: subject.1.to_owned(),
+            },
+            source,
+            replay: false,
+            signed_at: 1,
+            received_at: Micros(2),
+            secret_label: "label".to_owned(),
+            signature_digest: Digest::of(b"signature"),
+            body_digest: Digest::of(&body),
+            body,
+            content_type: None,
+            webhook_endpoint_id: None,
+        }
+    }
+
+    const READABLE: &str = r#"{"id":"evt-1","type":"whatsapp.message.updated","whatsappMessage":{"id":"msg-1","status":"sent"}}"#;
+
+    #[test]
+    fn what_has_become_readable_moves_to_its_subject_and_changes_in_nothing_else() {
+        for source in [Source::Webhook, Source::ReadApi] {
+            let kept = observation(("event", "evt-1"), source, READABLE);
+            assert_eq!(kept.rekeyed(), observation(("message", "msg-1"), source, READABLE));
+        }
+    }
+
+    #[test]
+    fn everything_else_stays() {
+        let unknown = r#"{"id":"evt-1","type":"of.another.release","x":{"id":"msg-1"}}"#;
+        for (subject, source, body) in [
+            (("event", "evt-1"), Source::Webhook, unknown),
+            (("event", "evt-1"), Source::Webhook, "not an envelope"),
+            (("event", "evt-1"), Source::Operator, READABLE),
+            (("event", "evt-1"), Source::Verdict, READABLE),
+            // Keys are data: what was written about a subject is not moved to another one.
+            (("message", "msg-0"), Source::Webhook, READABLE),
+        ] {
+            let kept = observation(subject, source, body);
+            assert_eq!(kept.clone().rekeyed(), kept);
+        }
+    }
+
+    #[test]
+    fn a_subject_with_too_long_a_key_stays_its_own_event() {
+        let kept = observation(("event", "evt-1"), Source::Webhook, READABLE);
+        let tenant = "t".repeat(crate::limits::SUBJECT_KEY_BYTES_MAX);
+        let kept = Observation { subject: Subject { tenant, ..kept.subject.clone() }, ..kept };
+        assert_eq!(kept.clone().rekeyed(), kept);
     }
 }

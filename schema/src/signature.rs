@@ -12,9 +12,8 @@ use thiserror::Error;
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
-use crate::limits::{SUBJECT_KEY_BYTES_MAX, TIMESTAMP_DIGITS_MAX};
+use crate::limits::TIMESTAMP_DIGITS_MAX;
 use crate::provider::EnvelopeError;
-use crate::subject::KIND_EVENT;
 use crate::{Digest, Micros, Observation, Provider, Source, Subject};
 
 /// A key that a provider signs with, and the name that is safe to show for it.
@@ -221,11 +220,7 @@ impl Verified {
         let identity = self.provider.contract().identify(&self.body)?;
         let named =
             Subject { tenant: receipt.tenant, provider: self.provider, kind: identity.kind, id: identity.id };
-        let subject = if named.key().len() <= SUBJECT_KEY_BYTES_MAX {
-            named
-        } else {
-            Subject { kind: KIND_EVENT.to_owned(), id: identity.event_id.clone(), ..named }
-        };
+        let subject = named.or_its_event(&identity.event_id);
         Ok(Observation {
             id: receipt.observation_id,
             endpoint: receipt.endpoint,

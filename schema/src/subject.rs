@@ -8,6 +8,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use serde::{Deserialize, Serialize};
 
 use crate::Provider;
+use crate::limits::SUBJECT_KEY_BYTES_MAX;
 
 /// Everything but `A-Za-z0-9-._~` is percent-encoded in a key.
 const KEY_PART: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -55,6 +56,15 @@ impl Subject {
             id: decoded(parts.next()?)?,
         };
         (parts.next().is_none() && subject.key() == key).then_some(subject)
+    }
+
+    /// This subject, or the event as its own subject where the key is longer than one may be.
+    pub(crate) fn or_its_event(self, event_id: &str) -> Self {
+        if self.key().len() <= SUBJECT_KEY_BYTES_MAX {
+            self
+        } else {
+            Self { kind: KIND_EVENT.to_owned(), id: event_id.to_owned(), ..self }
+        }
     }
 
     /// The partition of this subject, and so of all its observations and facts, among `partitions`.

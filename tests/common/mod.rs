@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "a module of several test binaries, each of which uses a part")]
 
+mod random;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -15,6 +17,8 @@ use schema::signature::Secret;
 use serde_json::{Value as Json, json};
 use service::clock::{Clock, SystemClock};
 use tempfile::TempDir;
+
+pub(crate) use random::Random;
 
 /// How long a start or a stop may take before the test gives up.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -440,17 +444,4 @@ fn answer(response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Re
 pub(crate) fn items(pages: &[String]) -> Vec<Json> {
     let pages = pages.iter().map(|page| serde_json::from_str::<Json>(page).expect("a page is JSON"));
     pages.flat_map(|mut page| std::mem::take(page["items"].as_array_mut().expect("a list"))).collect()
-}
-
-/// Numbers that look random and are the same for the same seed (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
 }

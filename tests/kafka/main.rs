@@ -18,6 +18,7 @@ mod finder;
 mod fleet;
 mod load;
 mod main_job;
+mod moving;
 mod outages;
 mod reader;
 #[path = "../../journal/tests/registry/mock.rs"]
@@ -47,6 +48,7 @@ type Proof = fn(&Cluster);
 const PROOFS: &[(&str, Needs, Proof)] = &[
     ("the_main_job", Needs::Broker, main_job::the_main_job),
     ("the_main_job_with_a_registry", Needs::Broker, main_job::the_main_job_with_a_registry),
+    ("a_log_moves_to_kafka_and_back", Needs::Broker, moving::a_log_moves_to_kafka_and_back),
     ("what_was_never_published_is_after_a_crash", Needs::Broker, changes::what_was_never_published),
     ("services_come_and_go_under_load", Needs::Broker, changes::services_come_and_go),
     ("the_broker_falls_silent", Needs::BrokerOfOurs, outages::the_broker_falls_silent),

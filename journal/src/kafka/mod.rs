@@ -36,9 +36,9 @@ pub const RECORD_BYTES_MAX_DEFAULT: usize = 2 * 1024 * 1024;
 /// Bytes that a record's framing may add to its key and value.
 const RECORD_OVERHEAD_BYTES: usize = 64 * 1024;
 
-/// Milliseconds librdkafka may try to deliver a record. It notices an overdue record up to about a second
+/// Milliseconds librdkafka may try to deliver a record unless told otherwise. It notices an overdue record up to about a second
 /// late, twice, and the provider must have its answer within 5 s whatever the broker does.
-const DELIVERY_MILLISECONDS_MAX: u32 = 3_000;
+pub const DELIVERY_MILLISECONDS_MAX_DEFAULT: u32 = 3_000;
 
 /// Milliseconds a transaction may stay open before the broker aborts it, and so the longest that a crashed
 /// owner's undecided publication can hold up the next owner.
@@ -72,6 +72,8 @@ pub struct KafkaConfig {
     pub advertise: Option<String>,
     /// Bytes of one record's key and value together.
     pub record_bytes_max: usize,
+    /// Milliseconds an append may wait for its acknowledgement before it is reported failed.
+    pub delivery_milliseconds_max: u32,
     /// Appends that may wait for their acknowledgement.
     pub queue_records_max: u32,
     /// Kibibytes that may wait for their acknowledgement.
@@ -100,6 +102,7 @@ impl KafkaConfig {
             instance_id: instance_id.into(),
             advertise: None,
             record_bytes_max: RECORD_BYTES_MAX_DEFAULT,
+            delivery_milliseconds_max: DELIVERY_MILLISECONDS_MAX_DEFAULT,
             queue_records_max: 20_000,
             queue_kibibytes_max: 64 * 1024,
             batch_records_max: 1_000,
@@ -180,7 +183,7 @@ impl KafkaConfig {
     fn producer(&self) -> ClientConfig {
         let mut config = self.any_producer();
         config
-            .set("message.timeout.ms", DELIVERY_MILLISECONDS_MAX.to_string())
+            .set("message.timeout.ms", self.delivery_milliseconds_max.to_string())
             .set("queue.buffering.max.messages", self.queue_records_max.to_string())
             .set("queue.buffering.max.kbytes", self.queue_kibibytes_max.to_string());
         config
