@@ -16,12 +16,15 @@ const STORE_BYTES: &str = "witness_projector_store_bytes";
 
 const VERDICTS: &str = "witness_projector_verdicts_total";
 const CLAIMS_NEXT_OFFSET: &str = "witness_projector_claims_next_offset";
+const FORWARDED: &str = "witness_projector_forwarded_total";
+
 const PUBLISHED: &str = "witness_projector_published_total";
 
 /// Describes every metric; called once when the service starts.
 pub(crate) fn describe() {
     describe_counter!(VERDICTS, "verdicts that voided an observation, by what they said");
     describe_gauge!(CLAIMS_NEXT_OFFSET, "the next offset of the claims to read, by partition");
+    describe_counter!(FORWARDED, "questions about other instances' partitions, by outcome");
     describe_counter!(PUBLISHED, "projections and facts published, each in a committed transaction");
     describe_counter!(OBSERVATIONS, "observations derived, by provider, inbox classification and outcome");
     describe_counter!(
@@ -85,6 +88,11 @@ pub(crate) fn progress(partition: u32, next_offset: u64, log_end: u64) {
 
 pub(crate) fn stopped(partition: u32) {
     gauge!(STOPPED, "partition" => partition.to_string()).set(1.0);
+}
+
+/// `outcome` is one of a few fixed words.
+pub(crate) fn forwarded(outcome: &'static str) {
+    counter!(FORWARDED, "outcome" => outcome).increment(1);
 }
 
 pub(crate) fn published(records: usize) {

@@ -16,9 +16,9 @@ use crate::fleet::{Fleet, LOOK_AGAIN};
 
 /// Connections that send at the same time.
 const SENDERS: u64 = 32;
-/// Between two deliveries of one sender: some hundred deliveries a second in all, so that a proof of a
+/// Between two deliveries of one sender: some eighty deliveries a second in all, so that a proof of a
 /// minute is a matter of thousands.
-const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(400);
 /// One in so many deliveries was sent before, and one in so many has the event id of one sent before.
 const ONE_IN: u64 = 20;
 

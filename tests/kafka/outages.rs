@@ -24,6 +24,9 @@ pub(crate) fn the_broker_falls_silent(cluster: &Cluster) {
         let refusals = load.refusals();
         cluster.pause(1);
         std::thread::sleep(SILENCE);
+        // Nobody can know any more who has what.
+        fleet.assert_it_answers_nothing("projector-1");
+        fleet.assert_it_answers_nothing("projector-2");
         cluster.unpause(1);
         assert!(load.refusals() > refusals, "nobody noticed that the broker was silent");
         load.wait_for_more(MEANWHILE);

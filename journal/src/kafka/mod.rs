@@ -127,6 +127,15 @@ impl KafkaConfig {
         for config in clients {
             config.create_native_config().map_err(ConfigError::from_kafka)?;
         }
+        // An instance is sure of its partitions once two heartbeats were answered, and until its session is over.
+        let heartbeat =
+            self.consumer().get("heartbeat.interval.ms").and_then(|text| text.trim().parse().ok());
+        if heartbeat.map(Duration::from_millis).is_some_and(|interval| interval * 10 > self.session() * 3) {
+            return Err(ConfigError::Refused {
+                property: "heartbeat.interval.ms".to_owned(),
+                why: "it must be at most three tenths of session.timeout.ms".to_owned(),
+            });
+        }
         Ok(())
     }
 
@@ -406,6 +415,18 @@ mod tests {
         assert_eq!(config.consumer().get("sasl.password"), Some("hush"));
         assert_eq!(config.consumer().get("session.timeout.ms"), Some("20000"));
         assert!(!format!("{config:?}").contains("hush"));
+    }
+
+    #[test]
+    fn a_session_lasts_for_several_heartbeats() {
+        let mut config = config();
+        config.properties.insert("session.timeout.ms".to_owned(), "6000".to_owned());
+        config.validate().unwrap();
+        config.properties.insert("heartbeat.interval.ms".to_owned(), "1800".to_owned());
+        config.validate().unwrap();
+        config.properties.insert("heartbeat.interval.ms".to_owned(), "1801".to_owned());
+        let message = config.validate().unwrap_err().to_string();
+        assert!(message.contains("heartbeat.interval.ms"), "{message}");
     }
 
     #[test]

@@ -22,6 +22,7 @@ use service::problem::Problem;
 use tokio::net::{TcpStream, lookup_host};
 
 use super::{OFFSET, PARTITION, PASSED, REPLAYING_RETRY_SECONDS, Source, SubjectPath, subject_of};
+use crate::metrics;
 
 /// Says that a request was handed on.
 pub(super) const FORWARDED: HeaderName = HeaderName::from_static("witness-forwarded");
@@ -51,10 +52,16 @@ pub(super) async fn to_the_subjects_owner(
     if source.progress.of(partition).is_some() || request.headers().contains_key(FORWARDED) {
         return next.run(request).await;
     }
-    match tokio::time::timeout(FORWARD_TIME_MAX, to_the_owner(&source, partition, request)).await {
-        Ok(Ok(response)) => response,
-        Ok(Err(problem)) => problem.into_response(),
-        Err(_) => unreachable(partition, "its owner does not answer").into_response(),
+    let answer = tokio::time::timeout(FORWARD_TIME_MAX, to_the_owner(&source, partition, request)).await;
+    match answer.unwrap_or_else(|_| Err(unreachable(partition, "its owner does not answer"))) {
+        Ok(response) => {
+            metrics::forwarded("answered");
+            response
+        }
+        Err(problem) => {
+            metrics::forwarded(problem.code);
+            problem.into_response()
+        }
     }
 }
 
