@@ -11,32 +11,34 @@
     reason = "a benchmark stops at the first surprise, and prints"
 )]
 
+mod deliveries;
+
 use std::fs;
+use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::path::Path;
 
 use bytes::Bytes;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
+use deliveries::{BODY_BYTES, KEY, body, secret};
 use hmac::{Hmac, KeyInit, Mac};
 use journal::Record;
 use journal::disk::{Batch, Disk};
 use projector::derive::{At, SubjectFold, derive};
-use projector::project::project;
-use projector::store::{EPOCH, Store};
+use projector::project::{Projected, project};
+use projector::store::{DERIVATION_EPOCH, Store};
 use schema::signature::{Receipt, Secret};
 use schema::{Micros, Observation, Provider, Unverified};
-use serde_json::json;
 use service::ids::{Ids, RandomIds};
 use sha2::Sha256;
 
-const BODY_BYTES: usize = 438;
 const BATCH_RECORDS: u64 = 500;
+const SUBJECTS: u64 = 100;
 const NOW_SECONDS: i64 = 1_780_000_000;
 const NOW: Micros = Micros(NOW_SECONDS * 1_000_000);
-const KEY: &[u8] = b"whsec_0123456789abcdef0123456789abcdef";
 
 /// A figure and what it stands beside.
-const RATIOS: [(&str, &str); 10] = [
+const RATIOS: [(&str, &str); 12] = [
     ("verify/ycloud", "verify/hmac_alone"),
     ("verify/shoc", "verify/hmac_alone"),
     ("verify/yutai", "verify/hmac_alone"),
@@ -47,6 +49,8 @@ const RATIOS: [(&str, &str); 10] = [
     ("derive/read_and_fold", "verify/hmac_alone"),
     ("batch/store", "batch/sled_alone"),
     ("batch/project", "batch/sled_alone"),
+    ("batch/decode", "batch/project"),
+    ("batch/decode", "batch/store"),
 ];
 
 fn main() {
@@ -72,39 +76,6 @@ fn median(folder: &Path, name: &str) -> Option<f64> {
     serde_json::from_str::<serde_json::Value>(&text).ok()?["median"]["point_estimate"].as_f64()
 }
 
-/// A body of exactly [`BODY_BYTES`], about one of a hundred subjects.
-fn body(provider: Provider, number: u64) -> Bytes {
-    let text = |padding: usize| {
-        let (event_id, padding) = (format!("event-{number:012}"), "x".repeat(padding));
-        let (subject, minute) = (format!("subject-{:03}", number % 100), number / 60 % 60);
-        let time = format!("2026-03-01T10:{minute:02}:{:02}.000Z", number % 60);
-        let body = match provider {
-            Provider::YCloud => {
-                json!({"id": event_id, "type": "whatsapp.message.updated", "apiVersion": "v2",
-                "createTime": time, "whatsappMessage": {"id": subject, "status": "delivered", "updateTime": time,
-                "from": "+10000000001", "to": "+10000000002", "text": padding}})
-            }
-            Provider::Shoc => {
-                json!({"schema_version": 1, "delivery_id": event_id, "event_type": "work_order.updated",
-                "occurred_at": time, "data": {"work_order_id": subject, "wo_status": "assigned", "updated_at": time,
-                "description": padding}})
-            }
-            Provider::Yutai => {
-                json!({"eventId": event_id, "kind": "tier_changed", "payload": {"credentialId": subject,
-                "asOf": time, "tier": "Tier 2", "previousTier": "Tier 1", "note": padding}})
-            }
-        };
-        body.to_string().into_bytes()
-    };
-    let body = text(BODY_BYTES - text(0).len());
-    assert_eq!(body.len(), BODY_BYTES);
-    body.into()
-}
-
-fn secret() -> Secret {
-    Secret::new("current", KEY.to_vec()).expect("a secret")
-}
-
 /// What the door does before it reads a body: the headers read strictly, the HMAC, the comparison.
 fn verified(provider: Provider, headers: &[&[u8]], body: &Bytes, candidates: &[Secret]) -> schema::Verified {
     let header = provider.contract().parse_signature(headers).expect("well-formed headers");
@@ -124,7 +95,7 @@ fn receipt() -> Receipt {
 }
 
 fn observation(provider: Provider, number: u64) -> Observation {
-    let body = body(provider, number);
+    let body = body(provider, number, SUBJECTS);
     let headers = provider.contract().sign(&secret(), NOW_SECONDS, &body);
     let headers = headers.iter().map(|(_, value)| value.as_bytes()).collect::<Vec<_>>();
     verified(provider, &headers, &body, &[secret()]).observe(receipt()).expect("a good envelope")
@@ -133,7 +104,7 @@ fn observation(provider: Provider, number: u64) -> Observation {
 fn verify_and_observe(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("verify");
     group.throughput(Throughput::Bytes(BODY_BYTES as u64));
-    let (alone, timestamp) = (body(Provider::YCloud, 1), NOW_SECONDS.to_string());
+    let (alone, timestamp) = (body(Provider::YCloud, 1, SUBJECTS), NOW_SECONDS.to_string());
     group.bench_function("hmac_alone", |bencher| {
         bencher.iter(|| {
             let mut mac = Hmac::<Sha256>::new_from_slice(KEY).expect("any length");
@@ -144,7 +115,7 @@ fn verify_and_observe(criterion: &mut Criterion) {
         });
     });
     for provider in Provider::ALL {
-        let (body, candidates) = (body(provider, 1), [secret()]);
+        let (body, candidates) = (body(provider, 1, SUBJECTS), [secret()]);
         let headers = provider.contract().sign(&candidates[0], NOW_SECONDS, &body);
         let headers = headers.iter().map(|(_, value)| value.as_bytes()).collect::<Vec<_>>();
         group.bench_function(BenchmarkId::from_parameter(provider.as_str()), |bencher| {
@@ -155,7 +126,7 @@ fn verify_and_observe(criterion: &mut Criterion) {
     // The envelope, the subject, and the two digests that an observation carries.
     let mut group = criterion.benchmark_group("observe");
     for provider in Provider::ALL {
-        let (body, candidates) = (body(provider, 1), [secret()]);
+        let (body, candidates) = (body(provider, 1, SUBJECTS), [secret()]);
         let headers = provider.contract().sign(&candidates[0], NOW_SECONDS, &body);
         let headers = headers.iter().map(|(_, value)| value.as_bytes()).collect::<Vec<_>>();
         group.bench_function(BenchmarkId::from_parameter(provider.as_str()), |bencher| {
@@ -170,7 +141,7 @@ fn verify_and_observe(criterion: &mut Criterion) {
 }
 
 fn derive_one(criterion: &mut Criterion) {
-    let at = |offset| At { offset, epoch: EPOCH, journal_time: NOW };
+    let at = |offset| At { offset, epoch: DERIVATION_EPOCH, journal_time: NOW };
     let [earlier, later] = [1, 101].map(|number| observation(Provider::YCloud, number));
     let [earlier_reading, later_reading] = [&earlier, &later].map(schema::provider::read);
     let mut known = SubjectFold::new(at(0));
@@ -230,14 +201,21 @@ fn store_batch(criterion: &mut Criterion) {
             BatchSize::PerIteration,
         );
     });
-    let store = Store::open(&folder.path().join("store"), NonZeroU32::MIN).expect("opens");
+    let store = Store::open(&folder.path().join("store"), NonZeroU32::MIN, DERIVATION_EPOCH).expect("opens");
     let mut first = 0;
     let mut next = || {
         first += BATCH_RECORDS;
         records(first - BATCH_RECORDS)
     };
-    // The part of it before anything is written: decode, read, fold.
+    // The part of it before anything is written: decode, read, fold; and of that part decoding alone.
     let same = records(0);
+    group.bench_function("decode", |bencher| {
+        bencher.iter(|| {
+            for record in &same {
+                black_box(schema::avro::decode(&record.value).expect("it was encoded"));
+            }
+        });
+    });
     group.bench_function("project", |bencher| {
         bencher.iter(|| project(&store.read(), 0, &same).expect("the store is readable"));
     });
@@ -245,7 +223,8 @@ fn store_batch(criterion: &mut Criterion) {
         bencher.iter_batched(
             &mut next,
             |records| {
-                let (changes, stop) = project(&store.read(), 0, &records).expect("the store is readable");
+                let Projected { changes, stop, claims: _ } =
+                    project(&store.read(), 0, &records).expect("the store is readable");
                 assert!(stop.is_none(), "{stop:?}");
                 store.commit(0, changes).expect("commits");
             },

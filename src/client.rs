@@ -1,4 +1,4 @@
-//! The HTTP client of `send` and `demo`: signs as a provider would, posts, and asks. Must never change a
+//! The HTTP client of the commands: signs as a provider would, posts, and asks. Must never change a
 //! body after it was signed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,6 +12,8 @@ use ureq::Agent;
 
 /// How long one request may take; longer than Witness takes to give up on its journal.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long one may take whose answer is made of everything there is.
+const PATIENCE: Duration = Duration::from_secs(3_600);
 /// Bytes of an answer that are read.
 const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
@@ -45,12 +47,21 @@ impl Client {
         Self::with(Agent::config_builder().proxy(None))
     }
 
+    /// One for answers that take as long as reading everything.
+    pub(crate) fn patient(is_local: bool) -> Self {
+        let builder = Agent::config_builder().timeout_global(Some(PATIENCE));
+        Self::build(if is_local { builder.proxy(None) } else { builder })
+    }
+
     fn with(builder: ureq::config::ConfigBuilder<ureq::typestate::AgentScope>) -> Self {
+        Self::build(builder.timeout_global(Some(TIMEOUT)))
+    }
+
+    fn build(builder: ureq::config::ConfigBuilder<ureq::typestate::AgentScope>) -> Self {
         let config = builder
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            .timeout_global(Some(TIMEOUT))
             .user_agent(concat!("witness/", env!("CARGO_PKG_VERSION")))
             .build();
         Self(config.new_agent())
@@ -86,8 +97,25 @@ impl Client {
 
     /// Asks.
     pub(crate) fn get(&self, url: &str) -> anyhow::Result<Answer> {
-        let response = self.0.get(url).call().with_context(|| format!("cannot ask {url}"))?;
-        answer(response, url)
+        self.get_as(url, None)
+    }
+
+    /// Asks as who has the token.
+    pub(crate) fn get_as(&self, url: &str, token: Option<&str>) -> anyhow::Result<Answer> {
+        let mut request = self.0.get(url);
+        if let Some(token) = token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        answer(request.call().with_context(|| format!("cannot ask {url}"))?, url)
+    }
+
+    /// Asks for something to be done, as who has the token.
+    pub(crate) fn post_as(&self, url: &str, token: Option<&str>) -> anyhow::Result<Answer> {
+        let mut request = self.0.post(url);
+        if let Some(token) = token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        answer(request.send_empty().with_context(|| format!("cannot ask {url}"))?, url)
     }
 }
 
@@ -104,6 +132,11 @@ fn content_type(provider: Provider) -> &'static str {
         // SHOC contract §2.
         Provider::Shoc => "application/json; charset=utf-8",
     }
+}
+
+/// Whether a URL is of this machine: a proxy never stands between a machine and itself.
+pub(crate) fn is_loopback(url: &str) -> bool {
+    ["http://127.", "http://[::1]", "http://localhost"].iter().any(|start| url.starts_with(start))
 }
 
 /// The address at which this machine reaches a service that listens on `listen`.

@@ -6,6 +6,7 @@ mod config;
 mod demo;
 mod journal;
 mod opened;
+mod operate;
 mod send;
 mod serve;
 mod telemetry;
@@ -45,6 +46,10 @@ enum Command {
     Topics(topics::Arguments),
     /// Move the log: to a file, and from there into an empty journal of either kind.
     Journal(journal::Arguments),
+    /// Print a digest of everything each partition of a projector's store holds.
+    Verify(operate::Verify),
+    /// Derive a projector's store anew from the log, beside the live one, and put it in its place.
+    Rebuild(operate::Rebuild),
     /// Sign files as an endpoint's provider would, and post them.
     Send(send::Arguments),
 }
@@ -58,6 +63,8 @@ fn main() -> ExitCode {
         Command::Projector(arguments) => up::run(&arguments, Which::Projector).map(|()| true),
         Command::Topics(arguments) => topics::run(&arguments),
         Command::Journal(arguments) => journal::run(&arguments).map(|()| true),
+        Command::Verify(arguments) => operate::verify(&arguments),
+        Command::Rebuild(arguments) => operate::rebuild(&arguments),
         Command::Send(arguments) => send::run(&arguments),
     };
     match ended {

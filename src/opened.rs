@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::Context;
 use journal::embedded::{self, EmbeddedJournal};
 use journal::kafka::{self, KafkaAppender, KafkaConfig, KafkaConsumer, KafkaLogReader};
-use journal::{Appender, Consumer, LogReader, Topic};
+use journal::registry::{self, Registry, RegistryConfig};
+use journal::{Appender, LogReader, Topic};
 
 use crate::config::Journal;
 use crate::topics;
@@ -22,8 +23,10 @@ pub(crate) enum Opened {
     Embedded(EmbeddedJournal),
     Kafka {
         client: Box<KafkaConfig>,
-        /// `None` until the ingress asks for it: a projector alone appends nothing.
+        /// `None` until a service asks for it.
         appender: Option<Arc<KafkaAppender>>,
+        /// Whose ids the records carry.
+        registry: Option<Arc<Registry>>,
     },
 }
 
@@ -40,29 +43,61 @@ impl Opened {
             Journal::Kafka(config) => {
                 kafka::describe();
                 topics::demand(config).await?;
-                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None })
+                let registry = match &config.registry {
+                    Some(registry) => Some(register(registry.resolve().await?, &config.client).await?),
+                    None => None,
+                };
+                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None, registry })
             }
         }
     }
 
-    /// For the ingress.
+    /// One for all services of this process.
     pub(crate) fn appender(&mut self) -> anyhow::Result<Arc<dyn Appender>> {
         match self {
             Self::Embedded(journal) => Ok(Arc::new(journal.clone())),
-            Self::Kafka { client, appender } => {
+            Self::Kafka { client, appender, registry } => {
+                if let Some(opened) = appender {
+                    return Ok(registry::appender(opened.clone(), registry.as_ref()));
+                }
                 let opened = Arc::new(KafkaAppender::open(KafkaConfig::clone(client))?);
                 *appender = Some(opened.clone());
-                Ok(opened)
+                Ok(registry::appender(opened, registry.as_ref()))
             }
         }
     }
 
     /// For the projector.
-    pub(crate) fn consumer(&self) -> anyhow::Result<Box<dyn Consumer>> {
+    pub(crate) fn projectors(&mut self) -> anyhow::Result<projector::Journal> {
+        let appender = self.appender()?;
         Ok(match self {
-            Self::Embedded(journal) => Box::new(journal.consumer(Topic::Observations)),
-            Self::Kafka { client, .. } => {
-                Box::new(KafkaConsumer::open(KafkaConfig::clone(client), Topic::Observations)?)
+            Self::Embedded(journal) => {
+                let log = journal.clone();
+                projector::Journal {
+                    observations: Box::new(journal.consumer(Topic::Observations)),
+                    claims: Box::new(journal.consumer(Topic::Claims)),
+                    appender,
+                    readers: Arc::new(move |topic| Ok(Box::new(log.log_reader(topic)))),
+                }
+            }
+            Self::Kafka { client, registry, .. } => {
+                let (config, registry) = (KafkaConfig::clone(client), registry.clone());
+                let consumer = |config: &KafkaConfig, topic| -> anyhow::Result<_> {
+                    let opened = Box::new(KafkaConsumer::open(config.clone(), topic)?);
+                    Ok(registry::consumer(opened, registry.as_ref()))
+                };
+                // A group reads one topic.
+                let claims = KafkaConfig { group: format!("{}-claims", config.group), ..config.clone() };
+                projector::Journal {
+                    observations: consumer(&config, Topic::Observations)?,
+                    claims: consumer(&claims, Topic::Claims)?,
+                    appender,
+                    readers: Arc::new(move |topic| {
+                        let opened = KafkaLogReader::open(config.clone(), topic);
+                        let opened = Box::new(opened.map_err(|error| error.to_string())?);
+                        Ok(registry::reader(opened, registry.as_ref()))
+                    }),
+                }
             }
         })
     }
@@ -71,7 +106,10 @@ impl Opened {
     pub(crate) fn log_reader(&self, topic: Topic) -> anyhow::Result<Box<dyn LogReader>> {
         Ok(match self {
             Self::Embedded(journal) => Box::new(journal.log_reader(topic)),
-            Self::Kafka { client, .. } => Box::new(KafkaLogReader::open(KafkaConfig::clone(client), topic)?),
+            Self::Kafka { client, registry, .. } => {
+                let opened = Box::new(KafkaLogReader::open(KafkaConfig::clone(client), topic)?);
+                registry::reader(opened, registry.as_ref())
+            }
         })
     }
 
@@ -94,6 +132,13 @@ impl Opened {
         }
         Ok(())
     }
+}
+
+/// Registers the schemas, and learns their ids.
+async fn register(registry: RegistryConfig, client: &KafkaConfig) -> anyhow::Result<Arc<Registry>> {
+    let topics = client.topics.clone();
+    let registered = tokio::task::spawn_blocking(move || Registry::register(registry, &topics)).await?;
+    Ok(Arc::new(registered.context("the schemas cannot be registered")?))
 }
 
 /// Makes a folder and those above it.

@@ -9,7 +9,7 @@ use schema::signature::Secret;
 use serde_json::{Value, json};
 use service::clock::{Clock, SystemClock};
 
-use crate::client::{Answer, Client, reachable};
+use crate::client::{Answer, Client, is_loopback, reachable};
 use crate::config::{Config, Endpoint};
 use crate::wrong_use::WrongUse;
 use crate::{configuration, telemetry};
@@ -90,11 +90,6 @@ fn url(named: Option<&str>, config: &Config, endpoint: &Endpoint) -> Result<Stri
         Some((_, "")) => Ok(format!("{named}webhooks/{}", endpoint.id)),
         Some((_, _)) => Ok(named.to_owned()),
     }
-}
-
-/// A proxy never stands between a machine and itself.
-fn is_loopback(url: &str) -> bool {
-    ["http://127.", "http://[::1]", "http://localhost"].iter().any(|start| url.starts_with(start))
 }
 
 fn in_words(file: &str, sent: &anyhow::Result<Answer>) -> String {

@@ -93,7 +93,7 @@ impl Services {
     }
 
     async fn projector(config: &Config) -> anyhow::Result<Bound<projector::Config>> {
-        let mut projector = projector::Config::new(&config.projector.store, config.journal.partitions());
+        let mut projector = config.projector_config();
         projector.token = config.token().await?;
         Bound::new(projector, "projector.listen", config.projector.listen).await
     }
@@ -116,7 +116,7 @@ impl Services {
         let (clock, ids): (Arc<dyn Clock>, Arc<dyn Ids>) = (Arc::new(SystemClock), Arc::new(RandomIds));
         let request_ids = RequestIds { clock: clock.clone(), ids: ids.clone() };
         let appender = ingress.is_some().then(|| journal.appender()).transpose()?;
-        let consumer = projector.is_some().then(|| journal.consumer()).transpose()?;
+        let projectors = projector.is_some().then(|| journal.projectors()).transpose()?;
         let mut ingress = match ingress.zip(appender) {
             Some((Bound { config, listener, .. }, appender)) => {
                 let metrics = metrics.clone();
@@ -127,12 +127,12 @@ impl Services {
             }
             None => None,
         };
-        let mut projector = match projector.zip(consumer) {
-            Some((Bound { config, listener, .. }, consumer)) => {
+        let mut projector = match projector.zip(projectors) {
+            Some((Bound { config, listener, .. }, journal)) => {
                 let metrics = metrics.clone();
                 Some(Service::start("projector", move |stopped| async move {
                     let stopped = async { drop(stopped.await) };
-                    Ok(projector::run(config, listener, consumer, request_ids, metrics, stopped).await?)
+                    Ok(projector::run(config, listener, journal, request_ids, metrics, stopped).await?)
                 }))
             }
             None => None,

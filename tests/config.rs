@@ -180,6 +180,27 @@ fn kafka() {
 }
 
 #[test]
+fn a_schema_registry() {
+    let spoiled = |rest: &str, expected: &[&str]| {
+        let to = format!("kind = \"kafka\"\nbrokers = \"localhost:9092\"\n{rest}");
+        assert_spoiled("kind = \"embedded\"", &to, expected);
+    };
+    let place = "`journal.schema_registry` must be http://host:port";
+    spoiled("schema_registry = \"registry:8081\"", &[place]);
+    spoiled("schema_registry = 7", &[place]);
+    spoiled(
+        &format!("schema_registry = \"http://user:{SECRET}@registry\""),
+        &["`journal.schema_registry` must not hold a user or password", "`journal.schema_registry_auth`"],
+    );
+    let auth = "schema_registry = \"http://registry\"\nschema_registry_auth";
+    spoiled(
+        &format!("{auth} = \"user:{SECRET}\""),
+        &["`journal.schema_registry_auth`", "given as `env:NAME` or `file:/path`"],
+    );
+    spoiled("schema_registry_auth = \"env:X\"", &["is of no use without `journal.schema_registry`"]);
+}
+
+#[test]
 fn properties_of_librdkafka() {
     let spoiled = |kafka: &str, expected: &[&str]| {
         let to = format!("kind = \"kafka\"\nbrokers = \"localhost:9092\"\nkafka = {kafka}");

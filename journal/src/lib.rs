@@ -1,20 +1,25 @@
 //! The journal: an ordered, partitioned, immutable log per topic, behind one small pair of traits.
 //!
-//! Owns durability and order. It must never look inside a value, never answer an append before the
-//! record is durable, and never show a reader a record that is not. Adapters: [`embedded`] (sled, one
-//! machine) and [`kafka`].
+//! Owns durability and order. It must never look inside a value (but at its header, in [`registry`]), never
+//! answer an append before the record is durable, and never show a reader a record that is not. Adapters:
+//! [`embedded`] (sled, one machine) and [`kafka`]; [`registry`] goes around the latter.
 
 pub mod disk;
 pub mod embedded;
+mod group;
 pub mod kafka;
+pub mod registry;
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use thiserror::Error;
+
+pub use self::group::{Alone, Group, Owner};
 
 /// The topics. The numbers are stored: pinned, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -205,6 +210,9 @@ pub enum ReadError {
         /// Where reading stood.
         wanted: u64,
     },
+    /// This consumer reads no more, and neither will another one of this process.
+    #[error("{0}")]
+    Ended(String),
     /// Anything else.
     #[error("the journal cannot be read: {0}")]
     Unavailable(String),
@@ -233,6 +241,9 @@ pub trait LogReader: Send {
 
 /// The reading half: a member of a consumer group. Blocking, and used from one thread of its own.
 pub trait Consumer: Send {
+    /// The group, for those who answer from its partitions.
+    fn group(&self) -> Arc<dyn Group>;
+
     /// Waits up to `timeout` for records. Never resumes by itself at an offset that `owner` did not name.
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError>;
 

@@ -1,11 +1,14 @@
-//! The projector: reads observations, derives what is known, stores it, answers questions. Must never
-//! write to the observations, and never answer from a place in the log that it does not name.
+//! The projector: reads observations, derives what is known, stores it, answers questions. Must never write to the
+//! observations anything but what it judged and what an operator said, and never answer from a place in the log
+//! that it does not name.
 
+mod claims;
 pub mod derive;
 mod metrics;
 pub mod project;
 mod publish;
 pub mod query;
+pub mod rebuild;
 pub mod run;
 pub mod store;
 
@@ -15,20 +18,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use journal::Consumer;
+use journal::{Appender, Consumer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use service::problem::RequestIds;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-use run::{Progress, Runner};
-use store::Store;
+use rebuild::Readers;
+use run::Runner;
+use store::DERIVATION_EPOCH;
 
 /// What the projector is told.
 #[derive(Clone)]
 pub struct Config {
-    /// The store's folder.
+    /// The folder of its stores.
     pub store: PathBuf,
     /// Partitions of the journal.
     pub partitions: NonZeroU32,
@@ -37,14 +41,29 @@ pub struct Config {
     pub token: Option<String>,
     /// Records one batch folds at most.
     pub batch_records_max: usize,
-    /// Whether projections are published to the journal: where others can read it.
+    /// Whether projections are published to the journal: where others can read it. Claims always are.
     pub publish: bool,
+    /// Added to the epoch of this release's derivation: raised by an operator when the log was imported or
+    /// reset, so that versions rise.
+    pub epoch: u32,
 }
 
 impl Config {
     /// The usual bounds for a store's folder.
     pub fn new(store: impl Into<PathBuf>, partitions: NonZeroU32) -> Self {
-        Self { store: store.into(), partitions, token: None, batch_records_max: 1_000, publish: false }
+        Self {
+            store: store.into(),
+            partitions,
+            token: None,
+            batch_records_max: 1_000,
+            publish: false,
+            epoch: 0,
+        }
+    }
+
+    /// The epoch of what is derived.
+    pub fn epoch(&self) -> u32 {
+        DERIVATION_EPOCH.saturating_add(self.epoch)
     }
 }
 
@@ -57,8 +76,21 @@ impl fmt::Debug for Config {
             .field("token", &self.token.as_ref().map(|_| "******"))
             .field("batch_records_max", &self.batch_records_max)
             .field("publish", &self.publish)
+            .field("epoch", &self.epoch)
             .finish()
     }
+}
+
+/// The journal as the projector uses it.
+pub struct Journal {
+    /// Reads the observations, and publishes what is made of them.
+    pub observations: Box<dyn Consumer>,
+    /// Reads the claims.
+    pub claims: Box<dyn Consumer>,
+    /// Writes verdicts and what operators say.
+    pub appender: Arc<dyn Appender>,
+    /// Reads the log beside the group, to derive a store anew.
+    pub readers: Readers,
 }
 
 /// Why the projector ended.
@@ -67,6 +99,9 @@ pub enum Error {
     /// The store cannot be opened, or failed.
     #[error("the store failed: {0}")]
     Store(#[from] store::Error),
+    /// Its place in the group was taken from it for good.
+    #[error("{0}")]
+    Ended(String),
     /// The thread could not be started, or panicked.
     #[error("the projector's thread failed: {0}")]
     Thread(String),
@@ -76,25 +111,19 @@ pub enum Error {
 pub async fn run(
     config: Config,
     listener: TcpListener,
-    consumer: Box<dyn Consumer>,
+    journal: Journal,
     ids: RequestIds,
     metrics: PrometheusHandle,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
     metrics::describe();
-    let (path, partitions) = (config.store.clone(), config.partitions);
-    let opened = tokio::task::spawn_blocking(move || Store::open(&path, partitions)).await;
-    let store = Arc::new(opened.map_err(|error| Error::Thread(error.to_string()))??);
-    let progress = Arc::new(Progress::default());
     let stop = StopOnDrop::default();
-    let runner = Runner {
-        store: store.clone(),
-        progress: progress.clone(),
-        consumer,
-        publishing: config.publish.then(Default::default),
-        batch_records_max: config.batch_records_max,
-        stop: stop.0.clone(),
-    };
+    let (clock, stopping) = (ids.clock.clone(), stop.0.clone());
+    let (opening, token) = (config.clone(), config.token);
+    let appender = journal.appender.clone();
+    let opened = tokio::task::spawn_blocking(move || Runner::open(&opening, journal, clock, stopping)).await;
+    let runner = opened.map_err(|error| Error::Thread(error.to_string()))??;
+    let source = query::Source::new(&runner, appender, ids.clone());
     let (ended, mut has_ended) = oneshot::channel();
     let thread = std::thread::Builder::new()
         .name("projector".to_owned())
@@ -105,7 +134,7 @@ pub async fn run(
             result
         })
         .map_err(|error| Error::Thread(error.to_string()))?;
-    let router = query::router(store, progress, config.token, ids, metrics);
+    let router = query::router(source, token, ids, metrics);
     // A projector whose thread has ended, by failure or by panic, has nothing true to answer any more.
     let until = async {
         tokio::select! {

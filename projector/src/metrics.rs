@@ -14,10 +14,14 @@ const REPLAY: &str = "witness_projector_replay_offsets";
 const STOPPED: &str = "witness_projector_partition_stopped";
 const STORE_BYTES: &str = "witness_projector_store_bytes";
 
+const VERDICTS: &str = "witness_projector_verdicts_total";
+const CLAIMS_NEXT_OFFSET: &str = "witness_projector_claims_next_offset";
 const PUBLISHED: &str = "witness_projector_published_total";
 
 /// Describes every metric; called once when the service starts.
 pub(crate) fn describe() {
+    describe_counter!(VERDICTS, "verdicts that voided an observation, by what they said");
+    describe_gauge!(CLAIMS_NEXT_OFFSET, "the next offset of the claims to read, by partition");
     describe_counter!(PUBLISHED, "projections and facts published, each in a committed transaction");
     describe_counter!(OBSERVATIONS, "observations derived, by provider, inbox classification and outcome");
     describe_counter!(
@@ -50,6 +54,18 @@ pub(crate) fn observation(provider: Provider, inbox: Inbox, outcome: Outcome) {
     };
     counter!(OBSERVATIONS, "provider" => provider.as_str(), "inbox" => inbox, "outcome" => outcome)
         .increment(1);
+}
+
+pub(crate) fn verdict(inbox: Inbox) {
+    let verdict = match inbox {
+        Inbox::New | Inbox::Duplicate => "duplicate",
+        Inbox::Conflict => "conflict",
+    };
+    counter!(VERDICTS, "verdict" => verdict).increment(1);
+}
+
+pub(crate) fn claims_progress(partition: u32, next_offset: u64) {
+    gauge!(CLAIMS_NEXT_OFFSET, "partition" => partition.to_string()).set(next_offset as f64);
 }
 
 pub(crate) fn attention(kind: AttentionKind) {

@@ -5,15 +5,27 @@ use std::collections::{BTreeMap, HashMap, btree_map};
 
 use journal::Record;
 use schema::avro::DecodeError;
-use schema::projection::{AttentionKind, Certainty, Inbox, Outcome};
-use schema::{Digest, Micros, Observation, Reading, Subject};
+use schema::operator::Acknowledged;
+use schema::projection::{Acknowledgement, AttentionKind, Certainty, EvidenceList, Inbox, Outcome, Version};
+use schema::{Claim, Digest, Micros, Observation, Reading, Source, Subject, Verdict};
 use thiserror::Error;
 use uuid::Uuid;
 
-use crate::derive::{self, At, Entry, FactFold, SubjectFold};
+use crate::derive::{self, At, Entry, FactFold, History, Moment, SubjectFold, Voided};
 use crate::metrics;
 use crate::store::keys::{AttentionKey, AttentionRecord, FactRecord, Meta, PAGE_ENTRIES, SubjectRecord};
-use crate::store::{self, Changes, EPOCH, View};
+use crate::store::{self, Changes, Observations, View};
+
+/// What a batch amounts to.
+#[derive(Debug)]
+pub struct Projected {
+    /// For the store.
+    pub changes: Changes,
+    /// The claims of observations that were new to their subjects, with their offsets; for the journal.
+    pub claims: Vec<(u64, Claim)>,
+    /// Why the partition must stop, where it must. What was folded before the record that stops it stands.
+    pub stop: Option<Stop>,
+}
 
 /// Why a partition cannot go on. What was folded before the record that stops it stands.
 #[derive(Debug, Error)]
@@ -40,13 +52,8 @@ pub enum Stop {
     },
 }
 
-/// Folds `records` on top of what the store holds. Answers the changes, and why the partition must stop
-/// where it must.
-pub fn project(
-    view: &View<'_>,
-    partition: u32,
-    records: &[Record],
-) -> Result<(Changes, Option<Stop>), store::Error> {
+/// Folds `records` on top of what the store holds.
+pub fn project(view: &View<'_>, partition: u32, records: &[Record]) -> Result<Projected, store::Error> {
     let mut batch = Batch {
         view,
         partition,
@@ -54,6 +61,7 @@ pub fn project(
         subjects: BTreeMap::new(),
         facts: BTreeMap::new(),
         changes: Changes::default(),
+        claims: Vec::new(),
     };
     let mut stop = None;
     for record in records {
@@ -62,7 +70,8 @@ pub fn project(
             break;
         }
     }
-    Ok((batch.changes(), stop))
+    let claims = std::mem::take(&mut batch.claims);
+    Ok(Projected { changes: batch.changes(), claims, stop })
 }
 
 /// A subject in the batch's memory: loaded once, folded many times.
@@ -79,6 +88,7 @@ struct Batch<'a> {
     subjects: BTreeMap<String, Loaded>,
     facts: BTreeMap<String, FactRecord>,
     changes: Changes,
+    claims: Vec<(u64, Claim)>,
 }
 
 impl Batch<'_> {
@@ -91,7 +101,13 @@ impl Batch<'_> {
             Ok(observation) => {
                 self.meta.journal_time = self.meta.journal_time.max(observation.received_at);
                 self.meta.last_observation = Some((record.offset, observation.id));
-                self.observation(record.offset, &observation)?;
+                let epoch = self.view.epoch();
+                let at = At { offset: record.offset, epoch, journal_time: self.meta.journal_time };
+                match observation.source {
+                    Source::Webhook | Source::ReadApi => self.delivery(at, &observation)?,
+                    Source::Verdict => self.verdict(at, &observation, &record.value)?,
+                    Source::Operator => self.operator(at, &observation)?,
+                }
             }
             Err(DecodeError::Malformed(reason)) => self.malformed(record.offset, reason),
             Err(error @ DecodeError::UnknownSchema { .. }) => {
@@ -114,19 +130,11 @@ impl Batch<'_> {
         }
     }
 
-    fn observation(&mut self, offset: u64, observation: &Observation) -> Result<(), store::Error> {
-        let at = At { offset, epoch: EPOCH, journal_time: self.meta.journal_time };
+    /// What a provider told us.
+    fn delivery(&mut self, at: At, observation: &Observation) -> Result<(), store::Error> {
         let key = observation.subject.key();
-        let event = observation.event_digest();
         let reading = schema::provider::read(observation);
-        let first = self.load(&key, at)?.first_entry(event).cloned();
-        let first = match first {
-            Some(first) => Some(first),
-            None if self.load(&key, at)?.record.pages > 0 => {
-                self.view.indexed(self.partition, &key, event)?
-            }
-            None => None,
-        };
+        let first = self.first(&key, observation, at)?;
         let fact_id = match (&reading, derive::classify(first.as_ref(), observation).0) {
             (Ok(Reading::Fact(fact)), Inbox::New) => Some(fact.fact_id.as_str()),
             (Ok(Reading::Fact(_) | Reading::State(_) | Reading::Unsupported) | Err(_), _) => None,
@@ -141,6 +149,9 @@ impl Batch<'_> {
         loaded.record.recent.push(step.entry.clone());
         metrics::observation(observation.provider(), step.entry.inbox, step.entry.outcome);
         self.seal_page(&key);
+        if step.entry.inbox == Inbox::New {
+            self.claims.extend(Claim::of(observation).map(|claim| (at.offset, claim)));
+        }
 
         let raised = Raised { at, observation };
         let kind = match (step.entry.inbox, step.entry.outcome) {
@@ -150,16 +161,18 @@ impl Batch<'_> {
         };
         if let Some(kind) = kind {
             let reason = derive::reason(&step.entry, &reading).unwrap_or_default();
-            let reason = match (kind, first) {
+            let (reason, offsets) = match (kind, first) {
                 (AttentionKind::Conflict, Some(first)) => {
-                    format!(
+                    let reason = format!(
                         "{reason}: body {} came first, at offset {}; this body is {}",
                         first.body, first.offset, observation.body_digest
-                    )
+                    );
+                    (reason, vec![first.offset, at.offset])
                 }
-                _ => reason,
+                _ => (reason, vec![at.offset]),
             };
-            self.changes.attention.insert(raised.key(kind), Some(raised.record(reason)));
+            let record = AttentionRecord { offsets, ..raised.record(reason) };
+            self.changes.attention.insert(raised.key(kind), Some(record));
             metrics::attention(kind);
         }
         if step.subject_changed {
@@ -169,6 +182,175 @@ impl Batch<'_> {
             self.fact_attention(&fact_key, id, &raised)?;
         }
         Ok(())
+    }
+
+    /// What the owner of an inbox key decided of one of the subject's observations: the subject is folded again
+    /// without it.
+    fn verdict(&mut self, at: At, observation: &Observation, value: &[u8]) -> Result<(), store::Error> {
+        let key = observation.subject.key();
+        let first = self.first(&key, observation, at)?;
+        let verdict = Verdict::read(observation).ok().filter(|_| first.is_none());
+        let mut entries = self.entries(&key, at)?;
+        let judged = verdict.and_then(|verdict| {
+            let event = verdict.judged.event_digest();
+            let is_judged = |entry: &&mut Entry| {
+                entry.event == event && entry.inbox == Inbox::New && entry.is_providers()
+            };
+            let entry = entries.iter_mut().find(is_judged).filter(|entry| entry.verdict.is_none())?;
+            entry.verdict = Some(Voided { offset: at.offset, inbox: verdict.verdict });
+            Some((entry.offset, verdict))
+        });
+        let outcome = if judged.is_some() { Outcome::Applied } else { Outcome::NoChange };
+        entries.push(derive::our_entry(first.as_ref(), observation, outcome, at));
+        let Some((offset, verdict)) = judged else {
+            let entry = entries.pop();
+            self.load(&key, at)?.record.recent.extend(entry);
+            self.seal_page(&key);
+            return Ok(());
+        };
+        metrics::verdict(verdict.verdict);
+
+        let mut history = History::new(Moment::default(), at.epoch, &entries);
+        let mut kept = self.view.observations(self.partition)?;
+        let mut voided = None;
+        for entry in &entries {
+            let bytes = self.record_at(&mut kept, entry.offset, at.offset, value)?;
+            let told = schema::avro::decode(&bytes).map_err(|error| {
+                store::Error::Packing(format!("the kept observation at offset {}: {error}", entry.offset))
+            })?;
+            history.take(entry, &told);
+            if entry.offset == offset {
+                voided = Some(told);
+            }
+        }
+        self.keep_entries(&key, history.entries());
+        let raised = Raised { at, observation: voided.as_ref().unwrap_or(observation) };
+        if verdict.verdict == Inbox::Conflict {
+            let reason = format!(
+                "its event id was told of {} before, with body {}; this body is {}",
+                verdict.winner.subject, verdict.winner.body_digest, verdict.judged.body_digest
+            );
+            let record = AttentionRecord { offsets: vec![offset, at.offset], ..raised.record(reason) };
+            self.changes.attention.insert(raised.key(AttentionKind::Conflict), Some(record));
+            metrics::attention(AttentionKind::Conflict);
+        }
+        let fold = history.fold().cloned().unwrap_or_else(|| SubjectFold::new(at));
+        let Some(loaded) = self.subjects.get_mut(&key) else { return Ok(()) };
+        let before = loaded.record.fold.state(&observation.subject);
+        let version = if fold.state(&observation.subject) == before {
+            loaded.record.fold.version()
+        } else {
+            Version { epoch: at.epoch, offset: at.offset }
+        };
+        loaded.record.fold = fold.with_version(version);
+        self.subject_attention(&key, &raised)?;
+        if let Some(Ok(Reading::Fact(fact))) = voided.as_ref().map(schema::provider::read) {
+            self.refold_fact(&fact.fact_id, &history, &raised)?;
+        }
+        Ok(())
+    }
+
+    /// A fact without what a verdict voided.
+    fn refold_fact(
+        &mut self,
+        fact_id: &str,
+        history: &History,
+        raised: &Raised<'_>,
+    ) -> Result<(), store::Error> {
+        let (at, subject) = (raised.at, &raised.observation.subject);
+        let fact_key = subject.fact_key(fact_id);
+        self.load_fact(&fact_key, at)?;
+        let fold = history.fact(fact_id).cloned().unwrap_or_else(|| FactFold::new(at));
+        if let Some(record) = self.facts.get_mut(&fact_key) {
+            let version = if fold.fact(subject, fact_id) == record.fold.fact(subject, fact_id) {
+                record.fold.version()
+            } else {
+                Version { epoch: at.epoch, offset: at.offset }
+            };
+            record.fold = fold.with_version(version);
+        }
+        self.fact_attention(&fact_key, fact_id, raised)
+    }
+
+    /// What an operator said of an attention entry in this partition.
+    fn operator(&mut self, at: At, observation: &Observation) -> Result<(), store::Error> {
+        let key = observation.subject.key();
+        let first = self.first(&key, observation, at)?;
+        let mut outcome = Outcome::NoChange;
+        if let (None, Ok(said)) = (&first, Acknowledged::read(observation))
+            && let Some(entry) = AttentionKey::from_id(&said.attention)
+        {
+            let known = match self.changes.attention.get(&entry) {
+                Some(pending) => pending.clone(),
+                None => self.view.attention_record(self.partition, entry)?,
+            };
+            if let Some(record) = known.filter(|record| record.acknowledged.is_none()) {
+                let Acknowledged { by, reason, attention: _ } = said;
+                let acknowledged = Some(Acknowledgement { by, reason, at: at.journal_time });
+                let record = AttentionRecord { acknowledged, ..record };
+                self.changes.attention.insert(entry, Some(record));
+                outcome = Outcome::Applied;
+            }
+        }
+        let entry = derive::our_entry(first.as_ref(), observation, outcome, at);
+        self.load(&key, at)?.record.recent.push(entry);
+        self.seal_page(&key);
+        Ok(())
+    }
+
+    /// The first entry under the observation's inbox key, if there is one.
+    fn first(&mut self, key: &str, observation: &Observation, at: At) -> Result<Option<Entry>, store::Error> {
+        let event = observation.event_digest();
+        let loaded = self.load(key, at)?;
+        if let Some(first) = loaded.first_entry(event) {
+            return Ok(Some(first.clone()));
+        }
+        if loaded.record.pages == 0 { Ok(None) } else { self.view.indexed(self.partition, key, event) }
+    }
+
+    /// The whole history of a subject, in the store and in the batch's memory.
+    fn entries(&mut self, key: &str, at: At) -> Result<Vec<Entry>, store::Error> {
+        let record = &self.load(key, at)?.record;
+        let (pages, recent) = (record.pages, record.recent.clone());
+        let mut entries = Vec::new();
+        for number in 0..pages {
+            match self.changes.pages.get(&(key.to_owned(), number)) {
+                Some(page) => entries.extend_from_slice(page),
+                None => entries.extend(self.view.page(self.partition, key, number)?),
+            }
+        }
+        entries.extend(recent);
+        Ok(entries)
+    }
+
+    /// Writes a subject's history anew.
+    fn keep_entries(&mut self, key: &str, entries: &[Entry]) {
+        let Some(loaded) = self.subjects.get_mut(key) else { return };
+        let (sealed, recent) =
+            entries.split_at((loaded.record.pages as usize * PAGE_ENTRIES).min(entries.len()));
+        for (number, page) in (0..).zip(sealed.chunks(PAGE_ENTRIES)) {
+            self.changes.pages.insert((key.to_owned(), number), page.to_vec());
+        }
+        loaded.record.recent = recent.to_vec();
+        self.seal_page(key);
+    }
+
+    /// A record as it was read: in the store, in this batch, or the one in hand.
+    fn record_at(
+        &self,
+        kept: &mut Observations<'_>,
+        offset: u64,
+        in_hand: u64,
+        value: &[u8],
+    ) -> Result<Vec<u8>, store::Error> {
+        if offset == in_hand {
+            return Ok(value.to_vec());
+        }
+        let pending = &self.changes.observations;
+        match pending.binary_search_by_key(&offset, |(pending, _)| *pending) {
+            Ok(index) => Ok(pending.get(index).map(|(_, value)| value.to_vec()).unwrap_or_default()),
+            Err(_) => Ok(kept.at(offset)?.to_vec()),
+        }
     }
 
     fn load(&mut self, key: &str, at: At) -> Result<&mut Loaded, store::Error> {
@@ -202,7 +384,7 @@ impl Batch<'_> {
             let page = std::mem::replace(&mut loaded.record.recent, rest);
             let firsts = page.iter().filter(|entry| entry.inbox == Inbox::New);
             loaded.sealed.extend(firsts.map(|entry| (entry.event, entry.clone())));
-            self.changes.pages.push((key.to_owned(), loaded.record.pages, page));
+            self.changes.pages.insert((key.to_owned(), loaded.record.pages), page);
             loaded.record.pages += 1;
         }
     }
@@ -239,9 +421,10 @@ impl Batch<'_> {
         let Some(record) = self.facts.get_mut(fact_key) else { return Ok(()) };
         let contested = (record.fold.certainty() == Certainty::Contested).then(|| {
             let fact = record.fold.fact(&raised.observation.subject, fact_id);
-            let events: Vec<_> = fact.contenders.items.iter().map(|item| item.event_id.as_str()).collect();
-            let reason =
-                format!("fact `{fact_id}` was told with different content by events {}", events.join(", "));
+            let reason = format!(
+                "fact `{fact_id}` was told with different content by events {}",
+                told_by(&fact.contenders)
+            );
             (AttentionKind::Contested, reason)
         });
         set_attention(&mut self.changes, self.view, self.partition, &mut record.attention, contested, raised)
@@ -255,7 +438,8 @@ impl Batch<'_> {
             self.partition
         );
         let since = Micros(self.meta.journal_time.0.max(0));
-        let record = AttentionRecord { subject: None, event_id: None, reason, since };
+        let (offsets, acknowledged) = (vec![offset], None);
+        let record = AttentionRecord { subject: None, event_id: None, reason, since, offsets, acknowledged };
         let key = AttentionKey::malformed(self.meta.journal_time, self.partition, offset);
         self.changes.attention.insert(key, Some(record));
     }
@@ -295,6 +479,8 @@ impl Raised<'_> {
             event_id: Some(self.observation.event_id.clone()),
             reason,
             since: self.at.journal_time,
+            offsets: Vec::new(),
+            acknowledged: None,
         }
     }
 }
@@ -334,12 +520,23 @@ fn set_attention(
 
 fn contested(fold: &SubjectFold, subject: &Subject) -> String {
     let state = fold.state(subject);
-    // Events by their ids and no more: status words are content, of any length.
-    let events: Vec<_> = state.contenders.items.iter().map(|item| item.event_id.as_str()).collect();
     let when = match state.as_of {
         Some(time) => format!("at the same provider time {time}"),
         None => "without a provider time".to_owned(),
     };
     let advice = if state.needs_refresh { "; ask the provider for the current state" } else { "" };
-    format!("{} different values {when}, by events {}{advice}", state.contenders.total, events.join(", "))
+    format!(
+        "{} different values {when}, by events {}{advice}",
+        state.contenders.total,
+        told_by(&state.contenders)
+    )
+}
+
+/// The events by their ids and times, and no more: status words are content, of any length.
+fn told_by(contenders: &EvidenceList) -> String {
+    let events = contenders.items.iter().map(|item| match item.as_of {
+        Some(time) => format!("{} ({time})", item.event_id),
+        None => item.event_id.clone(),
+    });
+    events.collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! The projector's own thread: poll, fold, commit, again. Must never go on after the store failed, and
+//! The projector's own thread: poll, fold, commit, judge, publish, again. Must never go on after the store failed, and
 //! never let a stopped partition stop the others.
 
 use std::collections::BTreeMap;
@@ -7,13 +7,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use journal::{Assigned, Committed, Consumer, PartitionOwner, Polled, PublishError, ReadError, Record};
+use arc_swap::ArcSwap;
+use journal::{Assigned, Consumer, Group, PartitionOwner, Polled, PublishError, ReadError, Record};
+use service::clock::Clock;
 
+use crate::claims::Judge;
 use crate::metrics;
-use crate::project::project;
-use crate::publish::Publishing;
+use crate::project::{Projected, project};
+use crate::publish::{Mark, Publishing};
+use crate::rebuild::Rebuild;
 use crate::store::keys::Meta;
-use crate::store::{self, Store};
+use crate::store::{self, Folder, Store};
+use crate::{Config, Error, Journal};
 
 /// How long one poll waits, and so how soon the thread notices that it should stop.
 const POLL_TIMEOUT: Duration = Duration::from_millis(200);
@@ -22,6 +27,8 @@ const POLL_TIMEOUT: Duration = Duration::from_millis(200);
 #[derive(Debug, Default)]
 pub struct Progress {
     places: Mutex<BTreeMap<u32, Place>>,
+    /// The partitions of the claims that are this instance's, and why one is stopped, if it is.
+    claims: Mutex<BTreeMap<u32, Option<String>>>,
     /// Why the journal cannot be read, while it cannot.
     journal_problem: Mutex<Option<String>>,
 }
@@ -54,6 +61,31 @@ impl Progress {
     /// Why the journal cannot be read, while it cannot.
     pub fn journal_problem(&self) -> Option<String> {
         lock(&self.journal_problem).clone()
+    }
+
+    /// Why partitions of the claims are stopped, where they are.
+    pub fn claims_problems(&self) -> Vec<String> {
+        let claims = lock(&self.claims);
+        let stopped = claims.iter().filter_map(|(partition, reason)| Some((partition, reason.as_ref()?)));
+        stopped.map(|(partition, reason)| format!("claims, partition {partition}: {reason}")).collect()
+    }
+
+    /// The partitions of the claims that are this instance's.
+    pub(crate) fn claims_held_now(&self) -> Vec<u32> {
+        lock(&self.claims).keys().copied().collect()
+    }
+
+    pub(crate) fn claims_held(&self, partition: u32) {
+        lock(&self.claims).insert(partition, None);
+    }
+
+    pub(crate) fn claims_revoked(&self, partition: u32) {
+        lock(&self.claims).remove(&partition);
+    }
+
+    pub(crate) fn claims_stop(&self, partition: u32, reason: String) {
+        tracing::error!(partition, reason, "the partition of the claims is stopped; the others go on");
+        lock(&self.claims).insert(partition, Some(reason));
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
@@ -93,82 +125,139 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Everything the thread works with.
-pub(crate) struct Runner {
-    pub(crate) store: Arc<Store>,
+/// The store that is live. It is replaced when another was derived anew.
+pub(crate) type Live = Arc<ArcSwap<Store>>;
+
+/// The projector without a thread of its own: one step at a time, for whoever owns time.
+pub struct Runner {
+    pub(crate) store: Live,
     pub(crate) progress: Arc<Progress>,
-    pub(crate) consumer: Box<dyn Consumer>,
-    /// What is to be published; `None` where nobody else could read it.
-    pub(crate) publishing: Option<Publishing>,
-    pub(crate) batch_records_max: usize,
-    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) rebuild: Arc<Rebuild>,
+    consumer: Box<dyn Consumer>,
+    judge: Judge,
+    publishing: Publishing,
+    publishing_problem: Option<String>,
+    clock: Arc<dyn Clock>,
+    batch_records_max: usize,
+    stop: Arc<AtomicBool>,
 }
 
 impl Runner {
-    /// Runs until asked to stop; fails only when the store does.
-    pub(crate) fn run(mut self) -> Result<(), store::Error> {
+    /// Opens the store in its folder. Blocking; not from async code, nor are its steps.
+    pub fn open(
+        config: &Config,
+        journal: Journal,
+        clock: Arc<dyn Clock>,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Self, Error> {
+        let (folder, store) = Folder::open(&config.store, config.partitions, config.epoch())?;
+        let Journal { observations, claims, appender, readers } = journal;
+        let judge = Judge::new(claims, appender, clock.clone());
+        Ok(Self {
+            store: Arc::new(ArcSwap::from_pointee(store)),
+            progress: Arc::new(Progress::default()),
+            consumer: observations,
+            judge: judge.map_err(|error| Error::Thread(error.to_string()))?,
+            publishing: Publishing::new(config.publish),
+            publishing_problem: None,
+            rebuild: Arc::new(Rebuild::new(folder, readers, stop.clone())),
+            clock,
+            batch_records_max: config.batch_records_max,
+            stop,
+        })
+    }
+
+    /// The group that the partitions are shared in.
+    pub(crate) fn group(&self) -> Arc<dyn Group> {
+        self.consumer.group()
+    }
+
+    /// The store that is live.
+    pub fn store(&self) -> Arc<Store> {
+        self.store.load_full()
+    }
+
+    /// Where every partition stands.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Runs until asked to stop; fails only when the store does, or the journal's readers have ended for good.
+    pub(crate) fn run(mut self) -> Result<(), Error> {
         while !self.stop.load(Ordering::Relaxed) {
-            let (store, progress, publishing) = (&self.store, &self.progress, self.publishing.as_mut());
-            let mut owner = Owner { store, progress, publishing, failure: None };
-            let polled = self.consumer.poll(&mut owner, POLL_TIMEOUT);
-            if let Some(error) = owner.failure {
-                return Err(error);
+            if self.step(POLL_TIMEOUT)? {
+                std::thread::sleep(POLL_TIMEOUT);
             }
-            let mut journal_problem = None;
-            match polled {
-                Ok(Polled::Records { partition, records }) => {
-                    for batch in records.chunks(self.batch_records_max.max(1)) {
-                        self.batch(partition, batch)?;
-                    }
-                }
-                Ok(Polled::Nothing) => {}
-                Err(error @ ReadError::Lost { partition, .. }) => {
-                    self.progress.stop(partition, error.to_string())
-                }
-                Err(error @ ReadError::Unavailable(_)) => {
-                    std::thread::sleep(POLL_TIMEOUT);
-                    journal_problem = Some(error.to_string());
-                }
-            }
-            let publishing_problem = self.publish()?;
-            self.progress.journal_is(journal_problem.or(publishing_problem));
         }
         Ok(())
     }
 
-    /// Publishes what is due; answers what keeps it from being published, if it is for an operator.
-    fn publish(&mut self) -> Result<Option<String>, store::Error> {
-        let Some(publishing) = &mut self.publishing else { return Ok(None) };
-        let due = publishing.due(&self.store)?;
-        if due.is_empty() {
-            return Ok(None);
+    /// Polls once, folds what came, judges claims, publishes what is due. Answers whether the journal could not
+    /// be read, and the next step should wait a little.
+    pub fn step(&mut self, timeout: Duration) -> Result<bool, Error> {
+        self.rebuild.swap(&self.store, &self.progress)?;
+        let store = self.store.load_full();
+        let (progress, publishing) = (&self.progress, &mut self.publishing);
+        let mut owner = Owner { store: &store, progress, publishing, failure: None };
+        let polled = self.consumer.poll(&mut owner, timeout);
+        if let Some(error) = owner.failure {
+            return Err(error.into());
         }
-        let offsets: Vec<_> = due.iter().map(|of| (of.partition, of.offset)).collect();
-        let records: usize = due.iter().map(|of| of.projections.len()).sum();
-        match self.consumer.publish(due) {
+        let mut journal_problem = None;
+        match polled {
+            Ok(Polled::Records { partition, records }) => {
+                for batch in records.chunks(self.batch_records_max.max(1)) {
+                    self.batch(&store, partition, batch)?;
+                }
+            }
+            Ok(Polled::Nothing) => {}
+            Err(error @ ReadError::Lost { partition, .. }) => {
+                self.progress.stop(partition, error.to_string())
+            }
+            Err(ReadError::Ended(why)) => return Err(Error::Ended(why)),
+            Err(error @ ReadError::Unavailable(_)) => journal_problem = Some(error.to_string()),
+        }
+        let is_unreadable = journal_problem.is_some();
+        let claims_problem = self.judge.step(&store, &self.progress)?;
+        let publishing_problem = self.publish(&store)?;
+        self.progress.journal_is(journal_problem.or(claims_problem).or(publishing_problem));
+        Ok(is_unreadable)
+    }
+
+    /// Publishes what is due. What keeps it from being published, if it is for an operator, stays known until a
+    /// later try succeeds.
+    fn publish(&mut self, store: &Store) -> Result<Option<String>, store::Error> {
+        let due = self.publishing.due(store, self.clock.now())?;
+        if due.is_empty() {
+            return Ok(self.publishing_problem.clone());
+        }
+        let records: usize = due.iter().map(|of| of.publication.projections.len()).sum();
+        let published = self.consumer.publish(due.iter().map(|of| of.publication.clone()).collect());
+        self.publishing_problem = match published {
             Ok(()) => {
-                publishing.published(&offsets);
+                self.publishing.published(due);
                 metrics::published(records);
-                Ok(None)
+                None
             }
             Err(error @ PublishError::Fenced(_)) => {
                 tracing::warn!(%error, "the partitions are given up and asked for again");
-                publishing.forget();
-                Ok(None)
+                self.publishing.forget();
+                None
             }
             Err(error @ PublishError::Aborted(_)) => {
                 tracing::warn!(%error, "trying again");
-                publishing.failed();
-                Ok(None)
+                self.publishing.failed(self.clock.now());
+                None
             }
             Err(error @ PublishError::Fatal(_)) => {
-                publishing.failed();
-                Ok(Some(error.to_string()))
+                self.publishing.failed(self.clock.now());
+                Some(error.to_string())
             }
-        }
+        };
+        Ok(self.publishing_problem.clone())
     }
 
-    fn batch(&mut self, partition: u32, records: &[Record]) -> Result<(), store::Error> {
+    fn batch(&mut self, store: &Store, partition: u32, records: &[Record]) -> Result<(), store::Error> {
         let Some(place) = self.progress.of(partition).filter(|place| place.stopped.is_none()) else {
             return Ok(());
         };
@@ -186,15 +275,14 @@ impl Runner {
             return Ok(());
         }
         let started = Instant::now();
-        let (changes, stop) = project(&self.store.read(), partition, records)?;
+        let Projected { changes, claims, stop } = project(&store.read(), partition, records)?;
         let next_offset = changes.meta.as_ref().map_or(0, |meta| meta.next_offset);
         // A poll after a restart brings the last known record once more, and may bring nothing else.
         if !changes.observations.is_empty() {
-            if let Some(publishing) = &mut self.publishing {
-                publishing.changed(partition, next_offset, changes.subjects.keys(), changes.facts.keys());
-            }
-            self.store.commit(partition, changes)?;
-            metrics::batch(records.len(), started.elapsed().as_secs_f64(), self.store.size_bytes()?);
+            let (subjects, facts) = (changes.subjects.keys(), changes.facts.keys());
+            self.publishing.changed(partition, next_offset, subjects, facts, claims);
+            store.commit(partition, changes)?;
+            metrics::batch(records.len(), started.elapsed().as_secs_f64(), store.size_bytes()?);
         }
         self.progress.advance(partition, next_offset);
         if let Some(reason) = stop {
@@ -208,7 +296,7 @@ impl Runner {
 struct Owner<'a> {
     store: &'a Store,
     progress: &'a Progress,
-    publishing: Option<&'a mut Publishing>,
+    publishing: &'a mut Publishing,
     failure: Option<store::Error>,
 }
 
@@ -242,15 +330,23 @@ impl PartitionOwner for Owner<'_> {
             self.progress.stop(partition, reason.clone());
             return Err(reason);
         }
-        if let Some(committed) = &assigned.committed
-            && let Some(reason) = not_ours(committed, &meta, log_end)
-        {
-            self.progress.stop(partition, reason.clone());
-            return Err(reason);
-        }
-        if let Some(publishing) = &mut self.publishing
-            && let Err(error) = publishing.assigned(self.store, &assigned, next_offset)
-        {
+        let mark = assigned.committed.as_ref().map(|committed| {
+            let mark = Mark::read(committed).ok_or_else(|| {
+                format!(
+                    "what the group committed cannot be read: {:?}; use another group",
+                    committed.metadata
+                )
+            })?;
+            not_ours(&mark, &meta, log_end).map_or(Ok(mark), Err)
+        });
+        let mark = match mark.transpose() {
+            Ok(mark) => mark,
+            Err(reason) => {
+                self.progress.stop(partition, reason.clone());
+                return Err(reason);
+            }
+        };
+        if let Err(error) = self.publishing.assigned(self.store, &assigned, mark, next_offset) {
             let reason = error.to_string();
             self.failure = Some(error);
             return Err(reason);
@@ -259,26 +355,33 @@ impl PartitionOwner for Owner<'_> {
     }
 
     fn revoked(&mut self, partition: u32) {
-        if let Some(publishing) = &mut self.publishing {
-            publishing.revoked(partition);
-        }
+        self.publishing.revoked(partition);
         self.progress.lock().remove(&partition);
     }
 }
 
-/// Why the group's committed offset cannot be one of this log and this store, if it cannot.
-fn not_ours(committed: &Committed, meta: &Meta, log_end: u64) -> Option<String> {
-    if committed.offset > log_end {
+/// Why the group's mark cannot be one of this log and this store, if it cannot.
+fn not_ours(mark: &Mark, meta: &Meta, log_end: u64) -> Option<String> {
+    let Mark { reached, epoch, last, .. } = *mark;
+    if epoch > meta.epoch {
         return Some(format!(
-            "the group has published up to offset {}, but the log ends at {log_end}: the log was cut or is another one; use another group, and delete the store to derive it anew from this log",
-            committed.offset
+            "the group has published under epoch {epoch}, but this instance derives epoch {}: run the newer release, or raise `projector.epoch`",
+            meta.epoch
         ));
     }
-    let (_, last) = meta.last_observation.filter(|_| meta.next_offset == committed.offset)?;
-    (!committed.metadata.is_empty() && committed.metadata != last.to_string()).then(|| {
+    if epoch < meta.epoch {
+        // Published by an earlier derivation, of perhaps another log: everything is published anew.
+        return None;
+    }
+    if reached > log_end {
+        return Some(format!(
+            "the group has published up to offset {reached}, but the log ends at {log_end}: the log was cut or is another one; raise `projector.epoch` to derive and publish everything anew"
+        ));
+    }
+    let (_, known) = meta.last_observation.filter(|_| meta.next_offset == reached)?;
+    last.filter(|last| *last != known).map(|last| {
         format!(
-            "the group has published up to offset {} of a log whose last observation there is {}, but the store has read {last}: they are of different logs; delete the store to derive it anew",
-            committed.offset, committed.metadata
+            "the group has published up to offset {reached} of a log whose last observation there is {last}, but the store has read {known}: they are of different logs; raise `projector.epoch` to derive and publish everything anew"
         )
     })
 }

@@ -10,211 +10,25 @@
 )]
 
 mod http;
+mod log;
+mod running;
 mod support;
 
-use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::num::NonZeroU32;
-use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{Answer, request};
 use journal::disk::{Batch, Disk};
-use journal::{
-    Assigned, Committed, Consumer, NewRecord, PartitionOwner, Polled, Publication, PublishError, ReadError,
-    Record,
-};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use journal::{Committed, NewRecord, PublishError, ReadError, Record};
+use log::{Log, Partition};
 use projector::Config;
 use projector::store::Store;
 use projector::store::keys::AttentionKey;
+use running::{PATIENCE, Running};
 use schema::published::{PublishedFact, PublishedProjection};
 use schema::{Observation, Provider, Subject};
 use serde_json::{Value as Json, json};
-use service::clock::SystemClock;
-use service::ids::RandomIds;
-use service::problem::RequestIds;
 use support::{comment, message, observe, work_order};
-use tokio::runtime::Runtime;
-use tokio::sync::oneshot;
-
-/// How long a test waits for what it expects.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A log in memory, which a test can change under its reader.
-#[derive(Clone)]
-struct Log(Arc<(Mutex<State>, Condvar)>);
-
-struct State {
-    partitions: Vec<Partition>,
-    problem: Option<ReadError>,
-    /// What the group has published, in order, and how the next publications fail.
-    published: Vec<NewRecord>,
-    failures: VecDeque<PublishError>,
-}
-
-#[derive(Clone, Default)]
-struct Partition {
-    /// The log's bounds as an assignment reports them.
-    start: u64,
-    end: u64,
-    records: Vec<Record>,
-    committed: Option<Committed>,
-}
-
-impl Log {
-    fn new(partitions: &[Partition]) -> Self {
-        Self(Arc::new((
-            Mutex::new(State {
-                partitions: partitions.to_vec(),
-                problem: None,
-                published: Vec::new(),
-                failures: VecDeque::new(),
-            }),
-            Condvar::new(),
-        )))
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.0.0.lock().expect("not poisoned"));
-        self.0.1.notify_all();
-    }
-
-    fn append(&self, partition: usize, record: Record) {
-        self.change(|state| state.partitions[partition].records.push(record));
-    }
-}
-
-struct Reader {
-    log: Log,
-    /// By partition; `None` where the owner refused. Empty before the assignment.
-    positions: Vec<Option<u64>>,
-    /// Whether the next poll must give everything up and join again.
-    fenced: bool,
-}
-
-impl Consumer for Reader {
-    fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
-        let (state, changed) = &*self.log.0;
-        let mut state = state.lock().expect("not poisoned");
-        if let Some(problem) = &state.problem {
-            return Err(problem.clone());
-        }
-        if std::mem::take(&mut self.fenced) {
-            for partition in 0..self.positions.len() {
-                owner.revoked(partition as u32);
-            }
-            self.positions.clear();
-        }
-        if self.positions.is_empty() {
-            for (partition, of) in (0..).zip(&state.partitions) {
-                let committed = of.committed.clone();
-                let assigned = Assigned { partition, log_start: of.start, log_end: of.end, committed };
-                self.positions.push(owner.assigned(assigned).ok());
-            }
-        }
-        for attempt in 0..2 {
-            for (partition, position) in self.positions.iter_mut().enumerate() {
-                let Some(position) = position else { continue };
-                let records = state.partitions[partition].records.iter();
-                let records: Vec<_> = records.filter(|record| record.offset >= *position).cloned().collect();
-                if let Some(last) = records.last() {
-                    *position = last.offset + 1;
-                    return Ok(Polled::Records { partition: partition as u32, records });
-                }
-            }
-            if attempt == 0 {
-                state = changed.wait_timeout(state, timeout).expect("not poisoned").0;
-            }
-        }
-        Ok(Polled::Nothing)
-    }
-
-    fn publish(&mut self, publications: Vec<Publication>) -> Result<(), PublishError> {
-        let mut state = self.log.0.0.lock().expect("not poisoned");
-        if let Some(failure) = state.failures.pop_front() {
-            self.fenced = matches!(failure, PublishError::Fenced(_));
-            return Err(failure);
-        }
-        for Publication { partition, offset, metadata, projections, claims } in publications {
-            let committed = &mut state.partitions[partition as usize].committed;
-            assert!(
-                committed.as_ref().is_none_or(|before| before.offset < offset),
-                "the committed offset only rises"
-            );
-            *committed = Some(Committed { offset, metadata });
-            assert!(claims.is_empty() && projections.iter().all(|record| record.partition == partition));
-            state.published.extend(projections);
-        }
-        Ok(())
-    }
-}
-
-/// All tests of this program share one recorder: there is one of a process.
-fn metrics() -> PrometheusHandle {
-    static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
-    let install = || PrometheusBuilder::new().install_recorder().expect("the first");
-    HANDLE.get_or_init(install).clone()
-}
-
-/// A projector on a log, and a runtime of its own.
-struct Running {
-    runtime: Runtime,
-    address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    task: tokio::task::JoinHandle<Result<(), projector::Error>>,
-}
-
-impl Running {
-    fn start(store: &Path, log: &Log) -> Self {
-        let runtime = Runtime::new().expect("a runtime");
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("binds");
-        let address = listener.local_addr().expect("bound");
-        let partitions = log.0.0.lock().expect("not poisoned").partitions.len() as u32;
-        let mut config = Config::new(store, NonZeroU32::new(partitions).expect("at least one"));
-        config.publish = true;
-        let reader = Box::new(Reader { log: log.clone(), positions: Vec::new(), fenced: false });
-        let ids = RequestIds { clock: Arc::new(SystemClock), ids: Arc::new(RandomIds) };
-        let (stop, stopped) = oneshot::channel();
-        let task = runtime.spawn(projector::run(config, listener, reader, ids, metrics(), async {
-            drop(stopped.await);
-        }));
-        Self { runtime, address, stop: Some(stop), task }
-    }
-
-    fn get(&self, path: &str) -> Answer {
-        request(self.address, "GET", path, "")
-    }
-
-    /// Asks again until the answer is what the test waits for.
-    fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
-        let started = Instant::now();
-        loop {
-            let answer = self.get(path);
-            if holds(&answer) {
-                return answer;
-            }
-            assert!(started.elapsed() < PATIENCE, "{path}: {} {}", answer.status, answer.body);
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn until_ready(&self) {
-        self.until("/health/ready", |answer| answer.status == 200);
-    }
-
-    fn stop(mut self) {
-        drop(self.stop.take());
-        self.runtime.block_on(self.task).expect("no panic").expect("ended well");
-    }
-
-    /// Waits for the end that comes by itself.
-    fn failure(self) -> String {
-        self.runtime.block_on(self.task).expect("no panic").expect_err("it cannot run").to_string()
-    }
-}
 
 fn record(offset: u64, observation: &Observation) -> Record {
     let value = schema::avro::encode(observation).expect("encodes").into();
@@ -307,7 +121,8 @@ fn a_restart_recognizes_its_log() {
         running.until_ready();
         running.stop();
 
-        let log = Log::new(&[met]);
+        let (claims, log) = (log.claims(), Log::new(&[met]));
+        log.change(|state| state.claims = claims);
         let running = Running::start(folder.path(), &log);
         match says {
             None => {
@@ -521,20 +336,34 @@ fn subjects_are_found_by_any_part_and_in_order() {
 }
 
 #[test]
-fn a_store_of_another_layout_is_refused_and_says_what_to_do() {
+fn a_store_of_another_layout_is_left_and_a_new_one_is_derived() {
     let folder = tempfile::tempdir().expect("a folder");
     {
-        let disk = Disk::open(folder.path()).expect("opens");
+        let disk = Disk::open(&folder.path().join("store-1")).expect("opens");
         let tree = disk.tree("observations/0").expect("a tree");
         let mut batch = Batch::default();
-        // Layout 7, and nothing else that this release could read.
-        batch.insert_new(b"m", &[7, 0xff, 0xff]);
+        // Layout 77, and nothing else that this release could read.
+        batch.insert_new(b"m", &[77, 0xff, 0xff]);
         tree.apply(batch).expect("applies");
         disk.sync().expect("syncs");
+        std::fs::write(folder.path().join("live"), "1\n").expect("written");
     }
+    let log = Log::new(&[Partition { start: 0, end: 1, records: messages(&[0]), committed: None }]);
+    let running = Running::start(folder.path(), &log);
+    running.until_ready();
+    assert_eq!(running.get(SUBJECT).status, 200);
+    let status = running.get("/v1/rebuild").json();
+    assert_eq!(status["old"], json!([folder.path().join("store-1").display().to_string()]));
+    running.stop();
+    assert!(folder.path().join("store-2").exists());
+}
+
+#[test]
+fn a_folder_that_holds_a_store_of_the_first_release_is_refused_and_says_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    drop(Disk::open(folder.path()).expect("opens"));
     let failure = Running::start(folder.path(), &Log::new(&[Partition::default()])).failure();
-    for part in ["layout 7", "this release has 1", "delete the folder", &folder.path().display().to_string()]
-    {
+    for part in ["an older release", "delete the folder", &folder.path().display().to_string()] {
         assert!(failure.contains(part), "{failure}");
     }
 }
@@ -546,7 +375,7 @@ fn a_projector_that_is_dropped_lets_go_of_its_store() {
     running.until_ready();
     running.task.abort();
     drop(running);
-    Store::open(folder.path(), NonZeroU32::MIN).expect("nobody holds it");
+    Store::open(&folder.path().join("store-1"), NonZeroU32::MIN, 1).expect("nobody holds it");
 }
 
 #[test]
@@ -600,10 +429,13 @@ fn what_changes_is_published_once_and_a_repeat_is_not() {
     let log = Log::new(&[Partition { start: 0, end: 1, records: vec![first.clone()], committed: None }]);
     let running = Running::start(folder.path(), &log);
     running.until_ready();
-    // A group that never published begins at the log's end: what was there before is not published.
+    // A group that never published does it once, as soon as it has read what there is.
+    until_committed(&log, 1);
+    let sent = (KEY.to_owned(), Some("sent".to_owned()), 0);
+    assert_eq!(published(&log), std::slice::from_ref(&sent));
     log.append(0, Record { offset: 1, ..first });
     until_committed(&log, 2);
-    assert_eq!(published(&log), []);
+    assert_eq!(published(&log), std::slice::from_ref(&sent));
     log.append(0, status_at(2, "read", 2));
     until_committed(&log, 3);
     log.append(0, status_at(3, "sent", 1));
@@ -617,21 +449,21 @@ fn what_changes_is_published_once_and_a_repeat_is_not() {
     until_committed(&log, 5);
     let work_order = "acme/shoc/work_order/7".to_owned();
     let fact = (format!("{work_order}/c%201"), None, 4);
-    assert_eq!(published(&log), [(KEY.to_owned(), Some("read".to_owned()), 2), (work_order, None, 4), fact]);
+    let read = (KEY.to_owned(), Some("read".to_owned()), 2);
+    assert_eq!(published(&log), [sent, read, (work_order, None, 4), fact]);
     running.stop();
 }
 
-/// A first owner that dies before it published anything has left word of where publishing begins.
+/// First owners that die before they published anything leave no word of where publishing begins, and need none.
 #[test]
-fn a_new_group_begins_where_it_first_looked() {
+fn a_new_group_publishes_all_that_there_is_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let log =
         Log::new(&[Partition { start: 0, end: 1, records: vec![status_at(0, "sent", 1)], committed: None }]);
-    let running = Running::start(folder.path(), &log);
-    until_committed(&log, 1);
     log.change(|state| {
         state.failures = (0..10_000).map(|_| PublishError::Aborted("no".to_owned())).collect()
     });
+    let running = Running::start(folder.path(), &log);
     log.append(0, status_at(1, "read", 2));
     running.until(SUBJECT, |answer| answer.header("witness-offset") == Some("2"));
     running.stop();
@@ -643,6 +475,50 @@ fn a_new_group_begins_where_it_first_looked() {
     let running = Running::start(other.path(), &log);
     until_committed(&log, 3);
     assert_eq!(published(&log), [(KEY.to_owned(), Some("read".to_owned()), 1)]);
+    running.stop();
+}
+
+/// What is published at once is bounded, and a part of it moves no mark.
+#[test]
+fn much_is_published_in_parts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let records: Vec<_> =
+        (0..4_500).map(|offset| record(offset, &message_of(offset as u32, &format!("m{offset}")))).collect();
+    let log = Log::new(&[Partition { start: 0, end: 4_500, records, committed: None }]);
+    let running = Running::start(folder.path(), &log);
+    until_committed(&log, 4_500);
+    let mut keys: Vec<_> = published(&log).into_iter().map(|(key, ..)| key).collect();
+    assert_eq!(keys.len(), 4_500);
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), 4_500);
+    running.stop();
+}
+
+#[test]
+fn another_epoch_derives_everything_anew_and_publishes_it_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let records = vec![status_at(0, "sent", 1), status_at(1, "delivered", 2)];
+    let log = Log::new(&[Partition { start: 0, end: 2, records, committed: None }]);
+    let running = Running::start(folder.path(), &log);
+    until_committed(&log, 2);
+    running.stop();
+    let running = Running::start_with(folder.path(), &log, |config| config.epoch = 1);
+    running.until_ready();
+    let answer = running.get(SUBJECT).json();
+    assert_eq!(answer["meta"]["version"], json!({"epoch": 2, "offset": 1}));
+    let started = Instant::now();
+    while published(&log).len() < 2 {
+        assert!(started.elapsed() < PATIENCE, "{:?}", published(&log));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let delivered = (KEY.to_owned(), Some("delivered".to_owned()), 1);
+    assert_eq!(published(&log), [delivered.clone(), delivered]);
+    running.stop();
+    // The earlier epoch is not derived over the later one.
+    let running = Running::start(folder.path(), &log);
+    let ready = running.until("/health/ready", |answer| answer.body.contains("under epoch 2"));
+    assert_eq!(ready.code(), (503, "not_ready".to_owned()));
     running.stop();
 }
 
@@ -693,7 +569,8 @@ fn a_store_derived_anew_publishes_nothing_that_was_published() {
     let folder = tempfile::tempdir().expect("a folder");
     let records = vec![status_at(0, "sent", 1), status_at(1, "delivered", 2), status_at(2, "read", 3)];
     let last = schema::avro::decode(&records[1].value).expect("ours").id.to_string();
-    let committed = Some(Committed { offset: 2, metadata: last });
+    let metadata = format!("epoch=1 reached=2 last={last}");
+    let committed = Some(Committed { offset: 2, metadata });
     let log = Log::new(&[Partition { start: 0, end: 3, records, committed }]);
     let running = Running::start(folder.path(), &log);
     until_committed(&log, 3);
@@ -728,9 +605,11 @@ fn a_fenced_instance_asks_for_its_partitions_again_and_an_aborted_publication_is
 
 #[test]
 fn a_committed_offset_of_another_log_stops_the_partition() {
-    for (offset, metadata, name) in
-        [(9, "", "log ends at 1"), (1, "0190c0de-0000-7000-8000-000000000000", "of different logs")]
-    {
+    for (offset, metadata, name) in [
+        (9, "", "log ends at 1"),
+        (1, "epoch=1 reached=1 last=0190c0de-0000-7000-8000-000000000000", "of different logs"),
+        (1, "who knows", "cannot be read"),
+    ] {
         let folder = tempfile::tempdir().expect("a folder");
         let log = Log::new(&[Partition { start: 0, end: 1, records: messages(&[0]), committed: None }]);
         let running = Running::start(folder.path(), &log);

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-pub use crate::single_object::DecodeError;
 use crate::single_object::Versions;
+pub use crate::single_object::{DecodeError, UnknownSchema};
 use crate::{Digest, Micros, Observation, Provider, Source, Subject};
 
 /// Every version of the observation's schema that was ever written; the last one is the current.

@@ -6,9 +6,11 @@
 //! come in as arguments.
 
 pub mod avro;
+pub mod claim;
 pub mod json;
 pub mod limits;
 pub mod observation;
+pub mod operator;
 pub mod projection;
 pub mod provider;
 pub mod published;
@@ -17,7 +19,9 @@ pub mod signature;
 mod single_object;
 pub mod subject;
 pub mod timestamp;
+pub mod wire;
 
+pub use claim::{Claim, Verdict};
 pub use observation::{Digest, Observation, Source};
 pub use provider::Provider;
 pub use reading::{Reading, Unreadable};

@@ -1,5 +1,6 @@
 //! Observations: deliveries whose signature held, as the journal keeps them. Must never be made from
-//! anything unverified: the only ways to one are [`crate::Verified::observe`] and reading the journal.
+//! anything unverified: the only ways to one are [`crate::Verified::observe`], our own words about others
+//! ([`crate::Verdict::observe`], [`crate::operator::Acknowledged::observe`]) and reading the journal.
 
 use std::fmt;
 
@@ -16,7 +17,7 @@ use crate::{Micros, Provider, Subject};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observation {
-    /// UUIDv7, made when the delivery was received.
+    /// UUIDv7, made when the delivery was received (of a verdict: made of what it judges).
     pub id: Uuid,
     /// The configured endpoint that received it.
     pub endpoint: String,

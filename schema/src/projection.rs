@@ -300,7 +300,7 @@ pub struct Attention {
 }
 
 /// Who looked at an attention entry, and why it may rest.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Acknowledgement {
     pub by: String,

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use crate::limits::RECORD_BYTES_MAX;
+use crate::wire;
 
 /// What every single-object header begins with; the fingerprint follows in little-endian.
 pub(crate) const MARKER: [u8; 2] = [0xc3, 0x01];
@@ -21,13 +22,24 @@ pub enum DecodeError {
     #[error("the record is malformed: {0}")]
     Malformed(String),
     /// A schema this build does not know: perhaps a newer writer's good data, never to be skipped.
-    #[error(
-        "the record has a schema this release does not know (fingerprint {fingerprint:016x}); run a release that does"
-    )]
+    #[error("the record has a schema this release does not know: {schema}")]
     UnknownSchema {
-        /// The fingerprint in the record's header.
-        fingerprint: u64,
+        /// What the record's header says of it.
+        schema: UnknownSchema,
     },
+}
+
+/// How the header of a record names a schema that is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum UnknownSchema {
+    /// In single-object encoding.
+    #[error("fingerprint {0:016x}; run a release that does")]
+    Fingerprint(u64),
+    /// In the Confluent wire format.
+    #[error(
+        "id {0} of a schema registry; run a release that does, with `journal.schema_registry` set and that registry within reach"
+    )]
+    RegistryId(u32),
 }
 
 /// One version of a schema: its text, and the fingerprint its records carry for ever.
@@ -83,13 +95,15 @@ impl Versions {
     /// Reads a record that any release wrote whose version is in the history.
     pub(crate) fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, DecodeError> {
         let malformed = |reason: &str| DecodeError::Malformed(reason.to_owned());
-        let header = bytes.strip_prefix(&MARKER).and_then(|rest| rest.split_first_chunk());
-        let (fingerprint, mut datum) = header
-            .ok_or_else(|| malformed("it does not begin with the header of Avro's single-object encoding"))?;
-        let fingerprint = u64::from_le_bytes(*fingerprint);
+        let Some((fingerprint, mut datum)) = split(bytes) else {
+            return Err(match wire::split(bytes) {
+                Some((id, _)) => DecodeError::UnknownSchema { schema: UnknownSchema::RegistryId(id) },
+                None => malformed("it does not begin with the header of Avro's single-object encoding"),
+            });
+        };
         let mut versions = self.history.iter().zip(self.schemas()?);
         let Some((_, writer)) = versions.find(|((_, known), _)| *known == fingerprint) else {
-            return Err(DecodeError::UnknownSchema { fingerprint });
+            return Err(DecodeError::UnknownSchema { schema: UnknownSchema::Fingerprint(fingerprint) });
         };
         let reader = self.schemas()?.last();
         // The library's own messages may quote the value, and a body must not get into a reason.
@@ -102,6 +116,17 @@ impl Versions {
     }
 }
 
+/// Fingerprint and datum of a record in single-object encoding.
+pub(crate) fn split(value: &[u8]) -> Option<(u64, &[u8])> {
+    let (fingerprint, datum) = value.strip_prefix(&MARKER)?.split_first_chunk()?;
+    Some((u64::from_le_bytes(*fingerprint), datum))
+}
+
+/// A record in single-object encoding.
+pub(crate) fn join(fingerprint: u64, datum: &[u8]) -> Vec<u8> {
+    [&MARKER, &fingerprint.to_le_bytes()[..], datum].concat()
+}
+
 #[cfg(test)]
 mod tests {
     use apache_avro::headers::{HeaderBuilder as _, RabinFingerprintHeader};
@@ -109,11 +134,12 @@ mod tests {
 
     use super::*;
 
-    fn all() -> [(&'static str, &'static str, &'static [Version]); 3] {
+    fn all() -> [(&'static str, &'static str, &'static [Version]); 4] {
         [
             ("observation", include_str!("../avro/observation.avsc"), crate::avro::OBSERVATION.history),
             ("projection", include_str!("../avro/projection.avsc"), crate::published::PROJECTION.history),
             ("fact", include_str!("../avro/fact.avsc"), crate::published::FACT.history),
+            ("claim", include_str!("../avro/claim.avsc"), crate::claim::CLAIM.history),
         ]
     }
 

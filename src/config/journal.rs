@@ -6,8 +6,11 @@ use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use ingress::KeyDocument;
+use ingress::secrets::SecretReference;
 use journal::kafka::topics::REPLICAS_SAFE_MIN;
 use journal::kafka::{KafkaConfig, RECORD_BYTES_MAX_DEFAULT, TopicNames};
+use journal::registry::RegistryConfig;
 use toml::Value;
 
 use super::shape::{JournalShape, TopicsShape};
@@ -59,8 +62,31 @@ pub(crate) struct Kafka {
     pub(crate) replicas: u32,
     /// Whether topics that can lose data are accepted.
     pub(crate) allow_unsafe_topics: bool,
+    /// Whose ids the records carry; without one they carry their schemas' fingerprints.
+    pub(crate) registry: Option<SchemaRegistry>,
     /// Where other projectors reach this one.
     pub(crate) advertise: String,
+}
+
+/// A schema registry, whose credentials are only named.
+#[derive(Clone, Debug)]
+pub(crate) struct SchemaRegistry {
+    file: PathBuf,
+    place: RegistryConfig,
+    auth: Option<SecretReference>,
+}
+
+impl SchemaRegistry {
+    /// Reads the credentials.
+    pub(crate) async fn resolve(&self) -> Result<RegistryConfig, WrongUse> {
+        let Some(auth) = &self.auth else { return Ok(self.place.clone()) };
+        let (check, key) = (Checker { file: &self.file }, "journal.schema_registry_auth");
+        let credentials = auth.fetch().await.map_err(|error| check.because(key, error))?;
+        if !credentials.contains(':') {
+            return Err(check.refuse(key, format_args!("({auth}) must be user:password")));
+        }
+        Ok(self.place.clone().with_credentials(&credentials))
+    }
 }
 
 impl Checker<'_> {
@@ -88,6 +114,8 @@ impl Checker<'_> {
             brokers,
             replication_factor,
             allow_unsafe_topics,
+            schema_registry,
+            schema_registry_auth,
             topics,
             kafka,
         } = shape;
@@ -95,6 +123,8 @@ impl Checker<'_> {
             ("journal.brokers", brokers.is_some()),
             ("journal.replication_factor", replication_factor.is_some()),
             ("journal.allow_unsafe_topics", allow_unsafe_topics.is_some()),
+            ("journal.schema_registry", schema_registry.is_some()),
+            ("journal.schema_registry_auth", schema_registry_auth.is_some()),
             ("journal.topics", topics.is_some()),
             ("journal.kafka", kafka.is_some()),
             ("projector.instance_id", projector.instance_id.is_some()),
@@ -127,6 +157,8 @@ impl Checker<'_> {
             brokers,
             replication_factor,
             allow_unsafe_topics,
+            schema_registry,
+            schema_registry_auth,
             topics,
             kafka,
         } = shape;
@@ -164,7 +196,9 @@ impl Checker<'_> {
             Some(advertise) => advertise.clone(),
             None => advertised(projector, host),
         };
-        Ok(Kafka { client, replicas, allow_unsafe_topics, advertise })
+        client.advertise = advertise.strip_prefix("http://").map(str::to_owned);
+        let registry = self.registry(schema_registry, schema_registry_auth)?;
+        Ok(Kafka { client, replicas, allow_unsafe_topics, registry, advertise })
     }
 
     fn partitions(&self, partitions: Option<i64>) -> Result<NonZeroU32, WrongUse> {
@@ -182,6 +216,22 @@ impl Checker<'_> {
             return Err(self.refuse(key, problem));
         }
         Ok(replicas)
+    }
+
+    fn registry(
+        &self,
+        place: Option<Value>,
+        auth: Option<Value>,
+    ) -> Result<Option<SchemaRegistry>, WrongUse> {
+        let (key, auth_key) = ("journal.schema_registry", "journal.schema_registry_auth");
+        let auth = auth.map(|auth| self.reference(auth_key, &auth)).transpose()?;
+        let Some(place) = place else {
+            let alone = "is of no use without `journal.schema_registry`";
+            return if auth.is_some() { Err(self.refuse(auth_key, alone)) } else { Ok(None) };
+        };
+        let place = place.as_str().unwrap_or_default();
+        let place = RegistryConfig::new(place).map_err(|problem| self.refuse(key, problem))?;
+        Ok(Some(SchemaRegistry { file: self.file.to_owned(), place, auth }))
     }
 
     fn topics(&self, shape: TopicsShape) -> Result<TopicNames, WrongUse> {

@@ -33,6 +33,9 @@ const TOLERANCE_SECONDS: RangeInclusive<u64> = 1..=604_800;
 const BODY_BYTES: RangeInclusive<u64> = 1..=8 * 1024 * 1024;
 /// Deliveries a second, and in one burst.
 const RATE: RangeInclusive<u64> = 1..=1_000_000;
+/// More often than this nobody imports or resets a log.
+const EPOCH_MAX: u32 = 1_000_000;
+
 /// Characters an endpoint's id or a tenant may have.
 const ID_CHARACTERS: RangeInclusive<usize> = 1..=64;
 
@@ -57,6 +60,8 @@ pub(crate) struct Projector {
     group: String,
     instance_id: Option<String>,
     advertise: Option<String>,
+    /// Added to the epoch of this release's derivation.
+    pub(crate) epoch: u32,
     token: Option<SecretReference>,
 }
 
@@ -111,6 +116,12 @@ impl Config {
                 known.join(", ")
             ))
         })
+    }
+
+    /// The projector's configuration, without its token.
+    pub(crate) fn projector_config(&self) -> projector::Config {
+        let config = projector::Config::new(&self.projector.store, self.journal.partitions());
+        projector::Config { epoch: self.projector.epoch, ..config }
     }
 
     /// The bearer token that queries must carry; `None` where they need none.
@@ -228,7 +239,7 @@ impl Checker<'_> {
     }
 
     fn projector(&self, shape: ProjectorShape) -> Result<Projector, WrongUse> {
-        let ProjectorShape { listen, store, group, instance_id, advertise, token } = shape;
+        let ProjectorShape { listen, store, group, instance_id, advertise, epoch, token } = shape;
         let group = group.unwrap_or_else(|| "witness-projector".to_owned());
         if group.is_empty() {
             return Err(
@@ -252,7 +263,15 @@ impl Checker<'_> {
             self.advertise(advertise)?;
         }
         let store = self.folder("projector.store", store, "witness-data/store")?;
-        Ok(Projector { listen, store, group, instance_id, advertise, token })
+        let epoch = match epoch.map_or(Ok(0), u32::try_from) {
+            Ok(epoch) if epoch <= EPOCH_MAX => epoch,
+            Ok(_) | Err(_) => {
+                return Err(
+                    self.refuse("projector.epoch", format_args!("must be a number from 0 to {EPOCH_MAX}"))
+                );
+            }
+        };
+        Ok(Projector { listen, store, group, instance_id, advertise, epoch, token })
     }
 
     fn advertise(&self, url: &str) -> Result<(), WrongUse> {

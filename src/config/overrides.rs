@@ -82,6 +82,8 @@ impl Override<'_> {
                     brokers,
                     replication_factor,
                     allow_unsafe_topics,
+                    schema_registry,
+                    schema_registry_auth,
                     topics,
                     kafka,
                 } = self.read(key)?;
@@ -92,6 +94,8 @@ impl Override<'_> {
                 replace(&mut journal.brokers, brokers);
                 replace(&mut journal.replication_factor, replication_factor);
                 replace(&mut journal.allow_unsafe_topics, allow_unsafe_topics);
+                replace(&mut journal.schema_registry, schema_registry);
+                replace(&mut journal.schema_registry_auth, schema_registry_auth);
                 if let Some(TopicsShape { observations, projections, claims }) = topics {
                     let topics = journal.topics.get_or_insert_default();
                     replace(&mut topics.observations, observations);
@@ -105,7 +109,7 @@ impl Override<'_> {
                 replace(&mut shape.ingress.listen, listen);
             }
             "PROJECTOR" => {
-                let ProjectorShape { listen, store, group, instance_id, advertise, token } =
+                let ProjectorShape { listen, store, group, instance_id, advertise, epoch, token } =
                     self.read(key)?;
                 let projector = &mut shape.projector;
                 replace(&mut projector.listen, listen);
@@ -113,6 +117,7 @@ impl Override<'_> {
                 replace(&mut projector.group, group);
                 replace(&mut projector.instance_id, instance_id);
                 replace(&mut projector.advertise, advertise);
+                replace(&mut projector.epoch, epoch);
                 replace(&mut projector.token, token);
             }
             _ => {

@@ -17,7 +17,8 @@ pub(super) struct FileShape {
     pub(super) endpoint: Vec<EndpointShape>,
 }
 
-/// `kafka` is read as any value, so that no message about its type can quote a password that stands in it.
+/// `schema_registry`, `schema_registry_auth` and `kafka` are read as any value, so that no message about their type
+/// can quote a password that stands in them.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct JournalShape {
@@ -27,6 +28,8 @@ pub(super) struct JournalShape {
     pub(super) brokers: Option<String>,
     pub(super) replication_factor: Option<i64>,
     pub(super) allow_unsafe_topics: Option<bool>,
+    pub(super) schema_registry: Option<toml::Value>,
+    pub(super) schema_registry_auth: Option<toml::Value>,
     pub(super) topics: Option<TopicsShape>,
     pub(super) kafka: Option<toml::Value>,
 }
@@ -55,6 +58,7 @@ pub(super) struct ProjectorShape {
     pub(super) group: Option<String>,
     pub(super) instance_id: Option<String>,
     pub(super) advertise: Option<String>,
+    pub(super) epoch: Option<i64>,
     pub(super) token: Option<toml::Value>,
 }
 

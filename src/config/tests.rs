@@ -82,6 +82,7 @@ fn what_the_example_comments_out_is_good_too() {
     assert_eq!(kafka.client.topics.claims, "witness.claims");
     assert_eq!(kafka.client.instance_id, "projector-1");
     assert_eq!(kafka.advertise, "http://projector-1:8081");
+    assert_eq!(kafka.client.advertise.as_deref(), Some("projector-1:8081"));
     assert_eq!(kafka.client.properties["security.protocol"], "SASL_SSL");
 }
 
@@ -115,7 +116,7 @@ group = "projectors"
         ],
     );
     assert_eq!(config.journal.partitions().get(), 12);
-    let Kafka { client, replicas, allow_unsafe_topics, advertise } = kafka(&config);
+    let Kafka { client, replicas, allow_unsafe_topics, registry: _, advertise } = kafka(&config);
     assert_eq!((*replicas, *allow_unsafe_topics), (1, true));
     assert_eq!((client.brokers.as_str(), client.group.as_str()), ("localhost:9092", "projectors"));
     assert_eq!(client.instance_id, "7");
@@ -139,11 +140,29 @@ group = "projectors"
     assert!(!format!("{config:?}").contains("hush"));
 }
 
+#[tokio::test]
+async fn a_schema_registry_has_credentials_of_its_own() {
+    let text = format!(
+        "[journal]\nkind = \"kafka\"\nbrokers = \"localhost\"\nschema_registry = \"https://registry:8081/\"\n{SMALLEST}"
+    );
+    let instance = ("WITNESS__PROJECTOR__INSTANCE_ID", "one");
+    let open = good(&text, &[instance]);
+    let place = kafka(&open).registry.as_ref().expect("a registry").resolve().await.expect("no credentials");
+    assert_eq!(place.url(), "https://registry:8081");
+    let auth = |value| good(&text, &[instance, ("WITNESS__JOURNAL__SCHEMA_REGISTRY_AUTH", value)]);
+    let no_credentials = auth("env:CARGO_PKG_NAME");
+    let registry = kafka(&no_credentials).registry.as_ref().expect("a registry");
+    let refused = registry.resolve().await.expect_err("a name alone").to_string();
+    assert!(refused.contains("`journal.schema_registry_auth` (env:CARGO_PKG_NAME) must be user:password"));
+    let credentials = auth("env:CARGO_PKG_REPOSITORY_OF_NOBODY");
+    assert!(kafka(&credentials).registry.as_ref().expect("a registry").resolve().await.is_err());
+}
+
 #[test]
 fn kafka_has_defaults_too() {
     let text = format!("[journal]\nkind = \"kafka\"\nbrokers = \"localhost\"\n{SMALLEST}");
     let config = good(&text, &[("WITNESS__PROJECTOR__INSTANCE_ID", "one")]);
-    let Kafka { client, replicas, allow_unsafe_topics, advertise } = kafka(&config);
+    let Kafka { client, replicas, allow_unsafe_topics, registry: _, advertise } = kafka(&config);
     assert_eq!((*replicas, *allow_unsafe_topics), (3, false));
     assert_eq!((client.group.as_str(), client.partitions.get()), ("witness-projector", 4));
     assert_eq!(client.record_bytes_max, 2 * 1024 * 1024);

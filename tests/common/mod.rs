@@ -359,6 +359,23 @@ impl Client {
         self.fetch(&self.projector, path)
     }
 
+    /// Has the projector derive its store anew, and waits until the new one is live. Equal digests are its own
+    /// condition for that.
+    pub(crate) fn rebuild(&self) {
+        let url = format!("http://{}/v1/rebuild", self.projector);
+        let begun = answer(self.agent.post(&url).send_empty()).expect("an answer");
+        assert_eq!(begun.status, 202, "{}", begun.text);
+        let started = Instant::now();
+        loop {
+            let status = self.get("/v1/rebuild").json();
+            if status["phase"] == "done" {
+                return;
+            }
+            assert!(status["phase"] != "failed" && started.elapsed() < PATIENCE, "not rebuilt: {status}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     fn fetch(&self, address: &str, path: &str) -> Result<Answer, String> {
         answer(self.agent.get(format!("http://{address}{path}")).call())
     }

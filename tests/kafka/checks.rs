@@ -9,7 +9,7 @@ use std::time::Instant;
 use schema::projection::Version;
 use schema::published::{PublishedFact, PublishedProjection};
 use schema::subject::partition_of;
-use schema::{Digest, Micros};
+use schema::{Digest, Micros, Source};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
@@ -37,12 +37,12 @@ pub(crate) fn check(fleet: &mut Fleet, ledger: &Ledger) {
     let published = published(fleet, &answers);
     versions_never_go_backwards(&published);
 
-    let rebuilt = fleet.add_rebuilding_projector();
-    let rebuilt = keys.iter().flat_map(|key| answers_about(&rebuilt, key)).collect::<Answers>();
+    fleet.rebuild_all();
+    let rebuilt = answers_of_the_fleet(fleet, &keys);
     for (path, answer) in &answers {
         assert_eq!(answer, &rebuilt[path], "{path} differs from a store built from the log alone");
     }
-    assert_eq!(answers.len(), rebuilt.len(), "the two stores do not know the same subjects");
+    assert_eq!(answers.len(), rebuilt.len(), "the stores do not know the same subjects");
     assert_eq!(fleet.reader.projections().len(), published.len(), "a rebuild has published something");
     eprintln!(
         "  {} observations of {} subjects; {} records published of {} keys",
@@ -63,6 +63,9 @@ fn nothing_is_lost(log: &[Record], ledger: &Ledger) {
     let (mut found, mut repeats) = (BTreeMap::new(), 0);
     for record in log {
         let observation = schema::avro::decode(&record.value).expect("an observation");
+        if observation.source == Source::Verdict {
+            continue;
+        }
         let digest = Digest::of(&observation.body);
         assert!(ledger.sent.contains(&digest), "nobody sent observation {}", observation.id);
         assert_eq!(observation.subject.key(), record.key);

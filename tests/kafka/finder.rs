@@ -7,7 +7,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use testcontainers::core::{IntoContainerPort, WaitFor};
+use testcontainers::runners::SyncRunner;
+use testcontainers::{Container, GenericImage, ImageExt};
 
 /// A cluster of one or three brokers.
 pub(crate) struct Cluster {
@@ -21,15 +25,15 @@ pub(crate) struct Cluster {
 enum Kind {
     /// Somebody else's.
     Given,
-    /// A container of ours.
-    Container(String),
+    /// A container of ours, which goes when this does.
+    Container(Box<Container<GenericImage>>),
     /// Processes of ours, and the folder with their data.
     Processes(PathBuf),
 }
 
 const NO_BROKER: &str = "no KAFKA_BOOTSTRAP_SERVERS, no Docker engine, and no java to run a broker with";
 
-const IMAGE: &str = "apache/kafka:4.2.0";
+const IMAGE: (&str, &str) = ("apache/kafka", "4.2.0");
 
 /// A cluster of one broker, or why there is none.
 pub(crate) fn one() -> Result<Cluster, String> {
@@ -82,7 +86,10 @@ impl Cluster {
     fn signal(&self, script_word: &str, docker_word: &str, number: u32) {
         let ok = match &self.kind {
             Kind::Given => panic!("this broker is not ours"),
-            Kind::Container(id) => succeeds(Command::new("docker").args([docker_word, id])),
+            // By the command line, which answered before: a blocking container has no way of its own.
+            Kind::Container(container) => {
+                succeeds(Command::new("docker").args([docker_word, container.id()]))
+            }
             Kind::Processes(folder) => {
                 succeeds(script().arg(script_word).arg(folder).arg(number.to_string()))
             }
@@ -94,10 +101,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         match &self.kind {
-            Kind::Given => {}
-            Kind::Container(id) => {
-                succeeds(Command::new("docker").args(["rm", "--force", id]));
-            }
+            Kind::Given | Kind::Container(_) => {}
             Kind::Processes(folder) => {
                 succeeds(script().arg("stop").arg(folder));
                 if std::env::var_os("WITNESS_KEEP_BROKER_DATA").is_none() {
@@ -115,43 +119,32 @@ fn container() -> Result<Cluster, String> {
         .map_err(|error| format!("no free port: {error}"))?
         .port();
     let servers = format!("127.0.0.1:{port}");
+    let advertised = format!("PLAINTEXT://{servers}");
     let settings = [
-        "KAFKA_NODE_ID=1".to_owned(),
-        "KAFKA_PROCESS_ROLES=broker,controller".to_owned(),
-        "KAFKA_LISTENERS=PLAINTEXT://:9092,CONTROLLER://:9093".to_owned(),
-        format!("KAFKA_ADVERTISED_LISTENERS=PLAINTEXT://{servers}"),
-        "KAFKA_CONTROLLER_LISTENER_NAMES=CONTROLLER".to_owned(),
-        "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT".to_owned(),
-        "KAFKA_CONTROLLER_QUORUM_VOTERS=1@localhost:9093".to_owned(),
-        "KAFKA_AUTO_CREATE_TOPICS_ENABLE=false".to_owned(),
-        "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR=1".to_owned(),
-        "KAFKA_OFFSETS_TOPIC_NUM_PARTITIONS=4".to_owned(),
-        "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR=1".to_owned(),
-        "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR=1".to_owned(),
-        "KAFKA_TRANSACTION_STATE_LOG_NUM_PARTITIONS=4".to_owned(),
-        "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS=0".to_owned(),
-        "KAFKA_GROUP_MIN_SESSION_TIMEOUT_MS=1000".to_owned(),
+        ("KAFKA_NODE_ID", "1"),
+        ("KAFKA_PROCESS_ROLES", "broker,controller"),
+        ("KAFKA_LISTENERS", "PLAINTEXT://:9092,CONTROLLER://:9093"),
+        ("KAFKA_ADVERTISED_LISTENERS", &advertised),
+        ("KAFKA_CONTROLLER_LISTENER_NAMES", "CONTROLLER"),
+        ("KAFKA_LISTENER_SECURITY_PROTOCOL_MAP", "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"),
+        ("KAFKA_CONTROLLER_QUORUM_VOTERS", "1@localhost:9093"),
+        ("KAFKA_AUTO_CREATE_TOPICS_ENABLE", "false"),
+        ("KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR", "1"),
+        ("KAFKA_OFFSETS_TOPIC_NUM_PARTITIONS", "4"),
+        ("KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR", "1"),
+        ("KAFKA_TRANSACTION_STATE_LOG_MIN_ISR", "1"),
+        ("KAFKA_TRANSACTION_STATE_LOG_NUM_PARTITIONS", "4"),
+        ("KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS", "0"),
+        ("KAFKA_GROUP_MIN_SESSION_TIMEOUT_MS", "1000"),
     ];
-    let mut run = Command::new("docker");
-    run.args(["run", "--detach", "--publish", &format!("127.0.0.1:{port}:9092")]);
-    for setting in &settings {
-        run.args(["--env", setting]);
-    }
-    let output = run.arg(IMAGE).output().map_err(|error| format!("docker: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("docker run {IMAGE}: {}", String::from_utf8_lossy(&output.stderr).trim()));
-    }
-    let id = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    let cluster = Cluster { servers, brokers: 1, kind: Kind::Container(id.clone()) };
-    let started = Instant::now();
-    while started.elapsed() < Duration::from_secs(60) {
-        let logs = Command::new("docker").args(["logs", &id]).output().map_err(|error| error.to_string())?;
-        if String::from_utf8_lossy(&logs.stdout).contains("Kafka Server started") {
-            return Ok(cluster);
-        }
-        std::thread::sleep(Duration::from_millis(250));
-    }
-    Err(format!("{IMAGE} did not start within 60 s"))
+    let (image, tag) = IMAGE;
+    let request = GenericImage::new(image, tag)
+        .with_wait_for(WaitFor::message_on_stdout("Kafka Server started"))
+        .with_mapped_port(port, 9092.tcp())
+        .with_startup_timeout(Duration::from_secs(60));
+    let request = settings.iter().fold(request, |request, (name, value)| request.with_env_var(*name, *value));
+    let container = request.start().map_err(|error| format!("{image}:{tag}: {error}"))?;
+    Ok(Cluster { servers, brokers: 1, kind: Kind::Container(Box::new(container)) })
 }
 
 fn processes(brokers: u32) -> Result<Cluster, String> {

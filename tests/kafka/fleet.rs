@@ -12,12 +12,13 @@ use schema::{Provider, Subject};
 use crate::common::{Answer, Client, Installation, PATIENCE, PROGRAM, Service, free_address};
 use crate::finder::Cluster;
 use crate::reader::Reader;
+use crate::registry::Mock;
 
 /// Partitions of every topic here.
 pub(crate) const PARTITIONS: u32 = 12;
 /// Between two looks at something that takes its time.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// The group of the projectors that publish.
+/// The group of the projectors.
 const GROUP: &str = "projectors";
 /// Lines of each log that a failure shows.
 const LOG_LINES_SHOWN: usize = 40;
@@ -31,6 +32,8 @@ pub(crate) struct Fleet {
     /// Before the names of the topics and of the group.
     prefix: String,
     brokers: u32,
+    /// Lines of the configuration's section, besides those that all have.
+    journal: String,
 }
 
 /// One process, or the place of one that does not run now.
@@ -56,14 +59,24 @@ enum State {
 impl Fleet {
     /// Creates the topics, through the program, and starts two of each.
     pub(crate) fn start(cluster: &Cluster) -> Self {
+        Self::start_on(cluster, None, String::new())
+    }
+
+    /// The same, with records in the wire format of that registry.
+    pub(crate) fn start_with_registry(cluster: &Cluster, registry: Mock, url: String) -> Self {
+        Self::start_on(cluster, Some(registry), format!("schema_registry = \"{url}\"\n"))
+    }
+
+    fn start_on(cluster: &Cluster, registry: Option<Mock>, journal: String) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("w{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let mut fleet = Self {
             members: BTreeMap::new(),
             installation: Installation::new(),
-            reader: Reader::new(&cluster.servers, &prefix, GROUP),
+            reader: Reader::new(&cluster.servers, &prefix, GROUP, registry),
             prefix,
             brokers: cluster.brokers,
+            journal,
         };
         fleet.create_topics();
         for number in 1..=2 {
@@ -81,7 +94,7 @@ impl Fleet {
 
     fn create_topics(&self) {
         let file = self.installation.path().join("topics.toml");
-        let text = self.configuration(&free_address(), &free_address(), "nobody", GROUP);
+        let text = self.configuration(&free_address(), &free_address(), "nobody");
         std::fs::write(&file, text).expect("the configuration is written");
         let create = Command::new(PROGRAM).args(["topics", "create", "--config"]).arg(file).output();
         let create = create.expect("`witness topics create` runs");
@@ -89,8 +102,8 @@ impl Fleet {
         assert!(create.status.success(), "{said:?}");
     }
 
-    fn configuration(&self, ingress: &str, projector: &str, name: &str, group: &str) -> String {
-        let Self { prefix, brokers, .. } = self;
+    fn configuration(&self, ingress: &str, projector: &str, name: &str) -> String {
+        let Self { prefix, brokers, journal, .. } = self;
         let (servers, folder) = (&self.reader.servers, self.installation.path().display());
         let replicas = if *brokers < 3 { 1 } else { 3 };
         let allow_unsafe_topics = *brokers < 3;
@@ -101,7 +114,7 @@ brokers = "{servers}"
 partitions = {PARTITIONS}
 replication_factor = {replicas}
 allow_unsafe_topics = {allow_unsafe_topics}
-[journal.topics]
+{journal}[journal.topics]
 observations = "{prefix}.observations"
 projections = "{prefix}.projections"
 claims = "{prefix}.claims"
@@ -113,7 +126,7 @@ listen = "{ingress}"
 [projector]
 listen = "{projector}"
 store = "{folder}/store-of-{name}"
-group = "{prefix}-{group}"
+group = "{prefix}-{GROUP}"
 instance_id = "{name}"
 {endpoints}"#,
             endpoints = self.installation.endpoints()
@@ -122,30 +135,20 @@ instance_id = "{name}"
 
     fn add_ingress(&mut self, number: u32) {
         let (name, address) = (format!("ingress-{number}"), free_address());
-        let configuration = self.configuration(&address, &free_address(), &name, GROUP);
+        let configuration = self.configuration(&address, &free_address(), &name);
         self.add(name, Kind::Ingress, address, configuration);
     }
 
     /// One more projector with an empty store.
     pub(crate) fn add_projector(&mut self, number: u32) {
-        self.add_projector_of(GROUP, format!("projector-{number}"));
-    }
-
-    /// A projector of a group of its own, which reads the whole log and publishes none of it.
-    pub(crate) fn add_rebuilding_projector(&mut self) -> Client {
-        let name = "projector-that-rebuilds";
-        self.add_projector_of("rebuilding", name.to_owned());
-        let Some(Member { address, state: State::Running(service), .. }) = self.members.get_mut(name) else {
-            panic!("it was just started");
-        };
-        service.wait_for(address, "/health/ready");
-        service.client.clone()
-    }
-
-    fn add_projector_of(&mut self, group: &str, name: String) {
-        let address = free_address();
-        let configuration = self.configuration(&free_address(), &address, &name, group);
+        let (name, address) = (format!("projector-{number}"), free_address());
+        let configuration = self.configuration(&free_address(), &address, &name);
         self.add(name, Kind::Projector, address, configuration);
+    }
+
+    /// Has every projector derive its store anew, from the log.
+    pub(crate) fn rebuild_all(&self) {
+        self.projectors().for_each(|(_, client)| client.rebuild());
     }
 
     fn add(&mut self, name: String, kind: Kind, address: String, configuration: String) {
@@ -215,9 +218,9 @@ instance_id = "{name}"
         }
     }
 
-    /// All that were started, running or not, but not the one that rebuilds.
+    /// All that were started, running or not.
     pub(crate) fn names(&self) -> Vec<String> {
-        self.members.keys().filter(|name| !name.ends_with("rebuilds")).cloned().collect()
+        self.members.keys().cloned().collect()
     }
 
     /// Where deliveries are received, running or not.
@@ -229,7 +232,7 @@ instance_id = "{name}"
     /// The projectors of the group that can be asked now.
     fn projectors(&self) -> impl Iterator<Item = (&str, &Client)> {
         self.members.iter().filter_map(|(name, member)| match &member.state {
-            State::Running(service) if member.kind == Kind::Projector && !name.ends_with("rebuilds") => {
+            State::Running(service) if member.kind == Kind::Projector => {
                 Some((name.as_str(), &service.client))
             }
             State::Running(_) | State::Paused(_) | State::Gone => None,

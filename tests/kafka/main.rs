@@ -21,6 +21,8 @@ mod main_job;
 mod moving;
 mod outages;
 mod reader;
+#[path = "../../journal/tests/registry/mock.rs"]
+mod registry;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -46,11 +48,16 @@ type Proof = fn(&Cluster);
 /// The proofs that run unless others are named. Those under failure are run by name or with
 /// `--include-ignored`: now and then they see a projector that has lost its place in the group without
 /// knowing it yet, and still answers for a partition (README, *Not in this release*).
-const ALWAYS: [&str; 3] =
-    ["the_main_job", "a_log_moves_to_kafka_and_back", "what_was_never_published_is_after_a_crash"];
+const ALWAYS: [&str; 4] = [
+    "the_main_job",
+    "the_main_job_with_a_registry",
+    "a_log_moves_to_kafka_and_back",
+    "what_was_never_published_is_after_a_crash",
+];
 
 const PROOFS: &[(&str, Needs, Proof)] = &[
     ("the_main_job", Needs::Broker, main_job::the_main_job),
+    ("the_main_job_with_a_registry", Needs::Broker, main_job::the_main_job_with_a_registry),
     ("a_log_moves_to_kafka_and_back", Needs::Broker, moving::a_log_moves_to_kafka_and_back),
     ("what_was_never_published_is_after_a_crash", Needs::Broker, changes::what_was_never_published),
     ("services_come_and_go_under_load", Needs::Broker, changes::services_come_and_go),

@@ -1,14 +1,17 @@
 //! The main job: three providers, everything their contracts allow them to do, through two doors, and what must
 //! be known afterwards. Must never take an expectation from the program: they follow from the contracts.
 
+use std::time::Instant;
+
 use schema::Digest;
 use serde_json::{Value as Json, json};
 
 use crate::checks::{Outcome, check, outcome};
-use crate::common::Delivery;
+use crate::common::{Delivery, PATIENCE};
 use crate::finder::Cluster;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, LOOK_AGAIN};
 use crate::load::Ledger;
+use crate::registry::Mock;
 
 const YCLOUD: usize = 0;
 const SHOC: usize = 1;
@@ -16,7 +19,16 @@ const YUTAI: usize = 2;
 
 /// Delivered alternately to the two ingresses, each after the other's acknowledgement.
 pub(crate) fn the_main_job(cluster: &Cluster) {
-    let mut fleet = Fleet::start(cluster);
+    do_it(Fleet::start(cluster));
+}
+
+/// The same, and no record but in the Confluent wire format.
+pub(crate) fn the_main_job_with_a_registry(cluster: &Cluster) {
+    let (registry, url) = Mock::start();
+    do_it(Fleet::start_with_registry(cluster, registry, url));
+}
+
+fn do_it(mut fleet: Fleet) {
     let (doors, mut ledger) = (fleet.doors(), Ledger::default());
     let deliveries = deliveries();
     for (number, (endpoint, body)) in deliveries.iter().enumerate() {
@@ -32,11 +44,44 @@ pub(crate) fn the_main_job(cluster: &Cluster) {
     let forged = Delivery { endpoint: YCLOUD, event_id: String::new(), body: b"{}".to_vec() };
     assert_eq!(doors[0].post_forged(&forged).expect("an answer").status, 401);
 
+    let withdrawn = until_judged(&fleet);
     check(&mut fleet, &ledger);
+    let judged = Outcome {
+        certainty: "withdrawn".to_owned(),
+        status: None,
+        needs_refresh: false,
+        facts: 0,
+        history: vec![
+            ("conflict".to_owned(), "not_run".to_owned()),
+            ("new".to_owned(), "applied".to_owned()),
+        ],
+    };
+    assert_eq!(outcome(&fleet, withdrawn), judged);
     for (key, expected) in expected() {
         assert_eq!(outcome(&fleet, key), expected, "{key}");
     }
     fleet.stop_all();
+}
+
+/// Two messages of one event id: whichever claims it first stays, and the other is withdrawn.
+const OF_ONE_EVENT: [&str; 2] = ["acme/ycloud/message/claimed-1", "acme/ycloud/message/claimed-2"];
+
+fn until_judged(fleet: &Fleet) -> &'static str {
+    let started = Instant::now();
+    loop {
+        let certainties = OF_ONE_EVENT.map(|key| {
+            let answer = fleet.owner(&format!("/v1/subjects/{key}")).map(|(_, answer)| answer);
+            answer.and_then(|answer| answer.json()["certainty"].as_str().map(str::to_owned))
+        });
+        let is = |index: usize, word: &str| certainties[index].as_deref() == Some(word);
+        for (one, other) in [(0, 1), (1, 0)] {
+            if is(one, "settled") && is(other, "withdrawn") {
+                return OF_ONE_EVENT[other];
+            }
+        }
+        assert!(started.elapsed() < PATIENCE, "no verdict: {certainties:?}");
+        std::thread::sleep(LOOK_AGAIN);
+    }
 }
 
 fn whatsapp(event_id: &str, message: Json) -> (usize, Json) {
@@ -82,6 +127,8 @@ fn deliveries() -> Vec<(usize, Json)> {
         whatsapp("y-7", json!({"id": "without-a-time", "status": "sent"})),
         whatsapp("y-8", json!({"id": "without-a-time", "status": "sent"})),
         whatsapp("y-9", json!({"status": "sent"})),
+        whatsapp("y-claimed", message("claimed-1", "sent", "12:00:00")),
+        whatsapp("y-claimed", message("claimed-2", "read", "12:00:00")),
         (YCLOUD, json!({"id": "y-10", "type": "whatsapp.hologram.projected"})),
         work_order(
             "s-1",

@@ -11,6 +11,7 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use crate::common::PATIENCE;
 use crate::fleet::{LOOK_AGAIN, PARTITIONS};
+use crate::registry::Mock;
 
 /// How long one question to the broker may take.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
@@ -20,6 +21,8 @@ pub(crate) struct Reader {
     pub(crate) servers: String,
     prefix: String,
     group: String,
+    /// Whose ids every record must carry.
+    registry: Option<Mock>,
 }
 
 /// A record as it was read.
@@ -31,8 +34,17 @@ pub(crate) struct Record {
 }
 
 impl Reader {
-    pub(crate) fn new(servers: &str, prefix: &str, group: &str) -> Self {
-        Self { servers: servers.to_owned(), prefix: prefix.to_owned(), group: format!("{prefix}-{group}") }
+    pub(crate) fn new(servers: &str, prefix: &str, group: &str, registry: Option<Mock>) -> Self {
+        let (servers, prefix, group) = (servers.to_owned(), prefix.to_owned(), format!("{prefix}-{group}"));
+        Self { servers, prefix, group, registry }
+    }
+
+    /// The value in single-object encoding.
+    fn value(&self, value: &[u8]) -> Vec<u8> {
+        let Some(registry) = &self.registry else { return value.to_vec() };
+        assert_eq!(value.first(), Some(&0), "the value is not in the wire format");
+        let schema_of = |id: u32| registry.contents().schemas.get(id.checked_sub(1)? as usize).cloned();
+        schema::wire::from_wire(value.to_vec().into(), |id| schema::wire::fingerprint(&schema_of(id)?)).into()
     }
 
     /// Every observation, in the order of its partition.
@@ -78,7 +90,7 @@ impl Reader {
                     partition: message.partition() as u32,
                     offset: message.offset() as u64,
                     key: String::from_utf8(message.key().expect("a key").to_vec()).expect("a key of text"),
-                    value: message.payload().expect("a value").to_vec(),
+                    value: self.value(message.payload().expect("a value")),
                 }),
                 Some(Err(KafkaError::PartitionEOF(partition))) => {
                     ended.insert(partition);

@@ -12,7 +12,8 @@ use super::writer::{Command, Publish};
 use super::{Ends, Log, lock};
 use crate::disk::{self, Tree};
 use crate::{
-    Assigned, Consumer, PartitionOwner, Polled, Publication, PublishError, ReadError, Record, Topic,
+    Alone, Assigned, Consumer, Group, PartitionOwner, Polled, Publication, PublishError, ReadError, Record,
+    Topic,
 };
 
 /// Records one poll brings at most.
@@ -101,6 +102,10 @@ impl EmbeddedConsumer {
 }
 
 impl Consumer for EmbeddedConsumer {
+    fn group(&self) -> Arc<dyn Group> {
+        Arc::new(Alone)
+    }
+
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
         if self.positions.is_empty() {
             self.assign(owner)?;

@@ -14,12 +14,15 @@ use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::topic_partition_list::Offset;
 use tracing::{info, warn};
 
+use super::group::KafkaGroup;
+use super::members::Members;
 use super::membership::{Membership, Rebalance, join, leave};
 use super::publisher::{Failure, Publisher, signed_offset, signed_partition};
+use super::pulse::Pulse;
 use super::{ConfigError, KafkaConfig, metrics};
 use crate::{
-    Assigned, Committed, Consumer, PartitionOwner, Polled, Publication, PublishError, ReadError, Record,
-    Topic,
+    Assigned, Committed, Consumer, Group, PartitionOwner, Polled, Publication, PublishError, ReadError,
+    Record, Topic,
 };
 
 /// How long one question to the broker may take while a partition is being taken over.
@@ -42,6 +45,7 @@ const POLL_STEP: Duration = Duration::from_millis(100);
 pub struct KafkaConsumer {
     config: KafkaConfig,
     topic: Topic,
+    group: Arc<KafkaGroup>,
     /// `None` only between leaving the group and joining it again.
     member: Option<BaseConsumer<Membership>>,
     /// `None` until the first partition comes, and after it failed.
@@ -71,10 +75,13 @@ impl KafkaConsumer {
     /// topic: another topic needs another group.
     pub fn open(config: KafkaConfig, topic: Topic) -> Result<Self, ConfigError> {
         config.validate()?;
-        let member = join(&config, topic)?;
+        let pulse = Arc::new(Pulse::new(config.session()));
+        let member = join(&config, topic, &pulse)?;
+        let members = Members::new(config.clone(), topic);
         Ok(Self {
             config,
             topic,
+            group: Arc::new(KafkaGroup { pulse, members }),
             member: Some(member),
             publisher: None,
             held: BTreeMap::new(),
@@ -100,7 +107,7 @@ impl KafkaConsumer {
             self.let_everything_go(owner);
             // So that a caller who only polls on does not spin.
             std::thread::sleep(POLL_STEP);
-            return Err(ReadError::Unavailable(why));
+            return Err(ReadError::Ended(why));
         }
         let stranded = self.member.as_ref().and_then(|member| member.context().stranded());
         if let Some(why) = self.fenced.take().or(stranded) {
@@ -110,7 +117,7 @@ impl KafkaConsumer {
             leave(self.member.take());
         }
         if self.member.is_none() {
-            self.member = Some(join(&self.config, self.topic).map_err(unavailable)?);
+            self.member = Some(join(&self.config, self.topic, &self.group.pulse).map_err(unavailable)?);
         }
         Ok(())
     }
@@ -465,6 +472,10 @@ impl KafkaConsumer {
 }
 
 impl Consumer for KafkaConsumer {
+    fn group(&self) -> Arc<dyn Group> {
+        self.group.clone()
+    }
+
     fn poll(&mut self, owner: &mut dyn PartitionOwner, timeout: Duration) -> Result<Polled, ReadError> {
         let deadline = Instant::now() + timeout;
         loop {

@@ -3,7 +3,8 @@
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
@@ -13,13 +14,19 @@ use rdkafka::{ClientContext, Statistics, TopicPartitionList};
 use tracing::debug;
 
 use super::context::KafkaContext;
+use super::pulse::Pulse;
 use super::{ConfigError, KafkaConfig};
 use crate::Topic;
 
 /// Begins a membership; it needs polling to go on.
-pub(super) fn join(config: &KafkaConfig, topic: Topic) -> Result<BaseConsumer<Membership>, ConfigError> {
+pub(super) fn join(
+    config: &KafkaConfig,
+    topic: Topic,
+    pulse: &Arc<Pulse>,
+) -> Result<BaseConsumer<Membership>, ConfigError> {
+    pulse.begin(Instant::now());
     let member: BaseConsumer<Membership> =
-        BaseConsumer::from_config_and_context(&config.consumer(), Membership::new())
+        BaseConsumer::from_config_and_context(&config.consumer(), Membership::new(pulse.clone()))
             .map_err(ConfigError::from_kafka)?;
     member.subscribe(&[config.topics.of(topic)]).map_err(ConfigError::from_kafka)?;
     Ok(member)
@@ -57,14 +64,16 @@ pub(super) enum Rebalance {
 /// out, and so the owner, who is borrowed by `poll` alone, can be asked first.
 pub(super) struct Membership {
     context: KafkaContext,
+    pulse: Arc<Pulse>,
     rebalances: Mutex<Vec<Rebalance>>,
     leaving: AtomicBool,
 }
 
 impl Membership {
-    fn new() -> Self {
+    fn new(pulse: Arc<Pulse>) -> Self {
         Self {
             context: KafkaContext::new("consume"),
+            pulse,
             rebalances: Mutex::new(Vec::new()),
             leaving: AtomicBool::new(false),
         }
@@ -87,6 +96,7 @@ impl ClientContext for Membership {
     }
 
     fn stats(&self, statistics: Statistics) {
+        self.pulse.counted(&statistics, Instant::now());
         self.context.stats(statistics);
     }
 
@@ -100,8 +110,10 @@ impl ConsumerContext for Membership {
         let partitions: Vec<u32> =
             list.elements().iter().filter_map(|element| u32::try_from(element.partition()).ok()).collect();
         let rebalance = if event == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+            self.pulse.given();
             Rebalance::Assign(partitions)
         } else {
+            self.pulse.taken(member.assignment_lost());
             Rebalance::Revoke(partitions)
         };
         if self.leaving.load(Ordering::SeqCst) {

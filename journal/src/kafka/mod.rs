@@ -5,15 +5,19 @@
 mod appender;
 mod consumer;
 mod context;
+mod group;
+mod members;
 mod membership;
 mod metrics;
 mod publisher;
+mod pulse;
 mod reader;
 pub mod topics;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
@@ -40,6 +44,12 @@ pub const DELIVERY_MILLISECONDS_MAX_DEFAULT: u32 = 3_000;
 /// owner's undecided publication can hold up the next owner.
 const TRANSACTION_MILLISECONDS_MAX: u32 = 15_000;
 
+/// Milliseconds between two statistics of one client.
+const STATISTICS_MILLISECONDS_MAX: u64 = 1_000;
+
+/// Milliseconds that the group waits for a sign of a member, unless configured.
+const SESSION_MILLISECONDS_DEFAULT: &str = "10000";
+
 /// Where the journal is and how much of it is taken at once.
 #[derive(Clone)]
 pub struct KafkaConfig {
@@ -58,6 +68,8 @@ pub struct KafkaConfig {
     /// but accepts a commit that carries neither, and librdkafka carries neither just after its membership
     /// expired. With an instance id the broker always checks.
     pub instance_id: String,
+    /// The `host:port` at which other members of the group reach this one, if they can.
+    pub advertise: Option<String>,
     /// Bytes of one record's key and value together.
     pub record_bytes_max: usize,
     /// Milliseconds an append may wait for its acknowledgement before it is reported failed.
@@ -88,6 +100,7 @@ impl KafkaConfig {
             partitions,
             group: group.into(),
             instance_id: instance_id.into(),
+            advertise: None,
             record_bytes_max: RECORD_BYTES_MAX_DEFAULT,
             delivery_milliseconds_max: DELIVERY_MILLISECONDS_MAX_DEFAULT,
             queue_records_max: 20_000,
@@ -121,7 +134,7 @@ impl KafkaConfig {
     fn client(&self, defaults: &[(&str, &str)], owned: &[(&str, String)]) -> ClientConfig {
         let mut config = ClientConfig::new();
         config
-            .set("client.id", format!("witness-{}", self.instance_id))
+            .set("client.id", members::client_id(&self.instance_id, None))
             // A broker that accepts connections and says nothing must be given up soon, not after a minute.
             .set("socket.timeout.ms", "10000")
             .set("socket.connection.setup.timeout.ms", "5000")
@@ -139,7 +152,7 @@ impl KafkaConfig {
         config
             .set("bootstrap.servers", &self.brokers)
             .set("allow.auto.create.topics", "false")
-            .set("statistics.interval.ms", "1000")
+            .set("statistics.interval.ms", STATISTICS_MILLISECONDS_MAX.to_string())
             .set_log_level(RDKafkaLogLevel::Info);
         config
     }
@@ -175,24 +188,33 @@ impl KafkaConfig {
         config
     }
 
+    /// The client id of a member of the group.
+    fn member_client_id(&self) -> String {
+        members::client_id(&self.instance_id, self.advertise.as_deref())
+    }
+
+    /// How long the group waits for a sign of a member before it gives its partitions to others.
+    fn session(&self) -> Duration {
+        let configured = self.properties.get("session.timeout.ms").map(String::as_str);
+        let milliseconds = configured.unwrap_or(SESSION_MILLISECONDS_DEFAULT).trim().parse();
+        // What is no number is refused by librdkafka.
+        Duration::from_millis(milliseconds.unwrap_or(0))
+    }
+
     fn consumer(&self) -> ClientConfig {
-        let mut config = self.any_reader();
-        config.set("group.instance.id", &self.instance_id);
+        let mut config = self.any_consumer();
+        // Heartbeats are counted by them: see [`pulse`].
+        let session_milliseconds = u64::try_from(self.session().as_millis()).unwrap_or(u64::MAX);
+        let interval = (session_milliseconds / 10).clamp(1, STATISTICS_MILLISECONDS_MAX);
+        config.set("statistics.interval.ms", interval.to_string()).set("client.id", self.member_client_id());
         config
     }
 
-    /// librdkafka wants a group even of a reader that never joins it.
-    fn log_reader(&self) -> ClientConfig {
-        let mut config = self.any_reader();
-        // The only word from librdkafka that a log was read to its end.
-        config.set("enable.partition.eof", "true");
-        config
-    }
-
-    fn any_reader(&self) -> ClientConfig {
+    fn any_consumer(&self) -> ClientConfig {
         self.client(
             &[
-                ("session.timeout.ms", "10000"),
+                ("session.timeout.ms", SESSION_MILLISECONDS_DEFAULT),
+                ("heartbeat.interval.ms", "1000"),
                 // Also how long a rebalance waits for a member that is never heard of again.
                 ("max.poll.interval.ms", "60000"),
                 // librdkafka's default of a second quarters the rate of reading.
@@ -210,6 +232,23 @@ impl KafkaConfig {
                 ("auto.offset.reset", "error".to_owned()),
             ],
         )
+    }
+
+    /// A consumer that is told where to read, and is nobody's member.
+    fn log_reader(&self) -> ClientConfig {
+        let mut config = self.any_consumer();
+        config.remove("group.instance.id");
+        config.set("group.id", format!("{}-reader", self.group));
+        // The only word from librdkafka that a log was read to its end.
+        config.set("enable.partition.eof", "true");
+        config
+    }
+
+    /// A client that asks about the group, and reads nothing.
+    fn onlooker(&self) -> ClientConfig {
+        let mut config = self.log_reader();
+        config.set("group.id", format!("{}-onlooker", self.group));
+        config
     }
 }
 
@@ -332,6 +371,7 @@ const OWNED_PROPERTIES: &[(&str, &str)] = &[
     ("auto.offset.reset", RESUME),
     ("enable.partition.eof", RESUME),
     ("statistics.interval.ms", OBSERVED),
+    ("client.id", "the other projectors find each other by it"),
     ("log.queue", OBSERVED),
 ];
 

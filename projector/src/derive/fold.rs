@@ -233,7 +233,7 @@ impl ValueSet {
         self.candidates.iter().any(|candidate| candidate.value == value)
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.candidates.is_empty()
     }
 

@@ -20,16 +20,21 @@
 //! | fact | another value | contested | several values |
 //! | unsupported | anything | unsupported | the same |
 //! | unreadable | anything | failed | the same |
+//!
+//! A verdict voids an inbox entry: the subject is folded again without it ([`History`]). Later copies stay
+//! duplicates of the voided entry and other payloads stay conflicts with it; nothing is promoted.
 
 mod fold;
+mod history;
 
 use schema::projection::{
     Certainty, Fact, Inbox, Meta, ObservationCounts, Outcome, OutcomeCounts, Projection, State, Version,
 };
-use schema::{Digest, Micros, Observation, Reading, Subject, Unreadable};
+use schema::{Digest, Micros, Observation, Reading, Source, Subject, Unreadable};
 use serde::{Deserialize, Serialize};
 
 use fold::{StateFold, ValueSet};
+pub use history::{History, Moment};
 
 /// One observation in a subject's history, which is its inbox entry too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +53,36 @@ pub struct Entry {
     pub outcome: Outcome,
     /// A duplicate, because a copy is an operator replay, whose bytes are not those of the first copy.
     pub differs: bool,
+    /// How the observation came to us: what we said ourselves is in the history, but never folded.
+    pub source: Source,
+    /// Journal time at its offset.
+    pub journal_time: Micros,
+    /// The verdict on it, if there is one: beside what the inbox said, not over it.
+    pub verdict: Option<Voided>,
+}
+
+/// The verdict on an entry that was new to its subject, but whose inbox key another subject claimed first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Voided {
+    /// Where the verdict stands in the partition.
+    pub offset: u64,
+    /// `duplicate` or `conflict`.
+    pub inbox: Inbox,
+}
+
+impl Entry {
+    /// What the inbox says of it, with the verdict on it.
+    pub fn inbox(&self) -> Inbox {
+        self.verdict.map_or(self.inbox, |verdict| verdict.inbox)
+    }
+
+    /// Whether a provider said it.
+    pub fn is_providers(&self) -> bool {
+        match self.source {
+            Source::Webhook | Source::ReadApi => true,
+            Source::Verdict | Source::Operator => false,
+        }
+    }
 }
 
 /// Where in the journal an observation stands.
@@ -105,12 +140,23 @@ impl SubjectFold {
 
     /// The part that converges.
     pub fn state(&self, subject: &Subject) -> State {
-        self.states.state(subject)
+        State { certainty: self.certainty(subject), ..self.states.state(subject) }
     }
 
     /// How far the state can be relied on, without building it.
     pub fn certainty(&self, subject: &Subject) -> Certainty {
-        self.states.certainty(subject)
+        let ObservationCounts { total, new, .. } = self.observations;
+        if total > 0 && new == 0 { Certainty::Withdrawn } else { self.states.certainty(subject) }
+    }
+
+    /// The last observation that changed what is published of it.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The same knowledge under another version.
+    pub fn with_version(self, version: Version) -> Self {
+        Self { version, ..self }
     }
 
     /// The whole answer.
@@ -126,11 +172,6 @@ impl SubjectFold {
                 last_observed_at: self.last_observed_at,
             },
         }
-    }
-
-    /// Observations counted so far; zero only before the first.
-    pub fn observations_total(&self) -> u64 {
-        self.observations.total
     }
 }
 
@@ -153,9 +194,18 @@ impl FactFold {
         }
     }
 
-    /// `settled`, or `contested` where the id carries several values.
+    /// `settled`, `contested` where the id carries several values, or `withdrawn` where verdicts left none.
     pub fn certainty(&self) -> Certainty {
-        if self.values.only().is_some() { Certainty::Settled } else { Certainty::Contested }
+        match (self.values.only().is_some(), self.values.is_empty()) {
+            (true, _) => Certainty::Settled,
+            (false, true) => Certainty::Withdrawn,
+            (false, false) => Certainty::Contested,
+        }
+    }
+
+    /// The same knowledge under another version.
+    pub fn with_version(self, version: Version) -> Self {
+        Self { version, ..self }
     }
 
     /// The last observation that changed what is published of it.
@@ -188,29 +238,9 @@ pub fn derive(
     at: At,
 ) -> Step {
     let (inbox, differs) = classify(first, observation);
-    let is_first = subject.observations.total == 0;
-    let (outcome, state_changed, fact_changed) = match (inbox, reading) {
-        (Inbox::Duplicate | Inbox::Conflict, _) => (Outcome::NotRun, false, false),
-        (Inbox::New, Err(Unreadable { .. })) => (Outcome::Failed, false, false),
-        (Inbox::New, Ok(Reading::Unsupported)) => (Outcome::Unsupported, false, false),
-        (Inbox::New, Ok(Reading::State(reading))) => {
-            let (outcome, changed) = subject.states.fold(reading, observation, at.offset);
-            (outcome, changed, false)
-        }
-        (Inbox::New, Ok(Reading::Fact(reading))) => {
-            let known = fact.map(|fact| (fact.values.fold_fact(reading, observation), fact));
-            let (outcome, changed) = match known {
-                Some(((outcome, changed), fact)) => {
-                    if changed {
-                        fact.version = Version { epoch: at.epoch, offset: at.offset };
-                    }
-                    (outcome, changed)
-                }
-                None => (Outcome::Applied, false),
-            };
-            (outcome, false, changed)
-        }
-    };
+    // Also after verdicts have left nothing: what comes then is known again, whatever it says.
+    let is_first = subject.observations.new == 0 && inbox == Inbox::New;
+    let (outcome, state_changed, fact_changed) = subject.fold(fact, inbox, observation, reading, at);
     subject.count(inbox, outcome);
     subject.last_observed_at = at.journal_time;
     let subject_changed = is_first || state_changed;
@@ -225,12 +255,42 @@ pub fn derive(
         inbox,
         outcome,
         differs,
+        source: observation.source,
+        journal_time: at.journal_time,
+        verdict: None,
     };
     Step { entry, subject_changed, fact_changed }
 }
 
+/// The entry of what we said ourselves: it stands in the history, and is neither folded nor counted.
+pub fn our_entry(first: Option<&Entry>, observation: &Observation, outcome: Outcome, at: At) -> Entry {
+    let (inbox, differs) = classify(first, observation);
+    Entry {
+        offset: at.offset,
+        event: observation.event_digest(),
+        body: observation.body_digest,
+        replay: false,
+        inbox,
+        outcome: if inbox == Inbox::New { outcome } else { Outcome::NotRun },
+        differs,
+        source: observation.source,
+        journal_time: at.journal_time,
+        verdict: None,
+    }
+}
+
 /// Why an entry is what it is, where inbox and outcome do not say it all. Never shows content.
 pub fn reason(entry: &Entry, reading: &Result<Reading, Unreadable>) -> Option<String> {
+    if let Some(verdict) = entry.verdict {
+        let word = match verdict.inbox {
+            Inbox::Conflict => ", with another body",
+            Inbox::New | Inbox::Duplicate => "",
+        };
+        return Some(format!(
+            "its event id was told of another subject before{word}: see the verdict at offset {}",
+            verdict.offset
+        ));
+    }
     match (entry.inbox, entry.outcome, reading) {
         (Inbox::Conflict, _, _) => {
             Some("its event id came before with another body; this one is kept aside".to_owned())
@@ -244,6 +304,40 @@ pub fn reason(entry: &Entry, reading: &Result<Reading, Unreadable>) -> Option<St
 }
 
 impl SubjectFold {
+    /// Folds an observation's reading where the inbox lets it in: its outcome, and whether the subject's state
+    /// and the fact are others than before.
+    fn fold(
+        &mut self,
+        fact: Option<&mut FactFold>,
+        inbox: Inbox,
+        observation: &Observation,
+        reading: &Result<Reading, Unreadable>,
+        at: At,
+    ) -> (Outcome, bool, bool) {
+        match (inbox, reading) {
+            (Inbox::Duplicate | Inbox::Conflict, _) => (Outcome::NotRun, false, false),
+            (Inbox::New, Err(Unreadable { .. })) => (Outcome::Failed, false, false),
+            (Inbox::New, Ok(Reading::Unsupported)) => (Outcome::Unsupported, false, false),
+            (Inbox::New, Ok(Reading::State(reading))) => {
+                let (outcome, changed) = self.states.fold(reading, observation, at.offset);
+                (outcome, changed, false)
+            }
+            (Inbox::New, Ok(Reading::Fact(reading))) => {
+                let known = fact.map(|fact| (fact.values.fold_fact(reading, observation), fact));
+                let (outcome, changed) = match known {
+                    Some(((outcome, changed), fact)) => {
+                        if changed {
+                            fact.version = Version { epoch: at.epoch, offset: at.offset };
+                        }
+                        (outcome, changed)
+                    }
+                    None => (Outcome::Applied, false),
+                };
+                (outcome, false, changed)
+            }
+        }
+    }
+
     fn count(&mut self, inbox: Inbox, outcome: Outcome) {
         let (observations, outcomes) = (&mut self.observations, &mut self.outcomes);
         observations.total += 1;

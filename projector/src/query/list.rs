@@ -22,8 +22,9 @@ pub(super) fn subjects(source: &Source, parameters: &Parameters) -> Result<Page<
     let filter =
         SubjectFilter::new(parameters.text("tenant"), provider.transpose()?, parameters.text("kind"));
     let after = parameters.after_text(List::Subjects, |key| Subject::from_key(key).is_some())?;
-    let view = source.store.read();
-    let partitions = 0..source.store.partitions();
+    let store = source.store();
+    let view = store.read();
+    let partitions = 0..store.partitions();
     let scans = partitions.map(|partition| view.subjects(partition, &filter, after.as_deref()));
     let subjects = Merged::new(scans)?.map(|item| {
         let (key, record) = item?;
@@ -43,8 +44,9 @@ pub(super) fn attention(source: &Source, parameters: &Parameters) -> Result<Page
         })?],
     };
     let after = parameters.after(List::Attention, |place| AttentionKey::from_key(&place))?;
-    let view = source.store.read();
-    let partitions = 0..source.store.partitions();
+    let store = source.store();
+    let view = store.read();
+    let partitions = 0..store.partitions();
     let places = partitions.flat_map(|partition| kinds.iter().map(move |kind| (partition, *kind)));
     let scans = places.map(|(partition, kind)| view.attention(partition, kind, after));
     let entries = Merged::new(scans)?.map(|item| {
@@ -54,16 +56,16 @@ pub(super) fn attention(source: &Source, parameters: &Parameters) -> Result<Page
     page(List::Attention, parameters.limit()?, entries)
 }
 
-fn entry(key: AttentionKey, record: AttentionRecord) -> Attention {
+pub(super) fn entry(key: AttentionKey, record: AttentionRecord) -> Attention {
     Attention {
-        id: format!("{}-{}", key.observation, key.kind.as_str()),
+        id: key.id(),
         kind: key.kind,
         subject: record.subject.and_then(|key| Subject::from_key(&key)),
         observation_id: (key.kind != AttentionKind::Malformed).then_some(key.observation),
         event_id: record.event_id,
         reason: record.reason,
         since: record.since,
-        acknowledged: None,
+        acknowledged: record.acknowledged,
     }
 }
 

@@ -2,7 +2,10 @@
 //! answer from a partition that is still replaying, and never scan without a bound.
 
 mod answer;
+mod attention;
+mod forward;
 mod list;
+mod operate;
 mod page;
 mod parameters;
 
@@ -15,7 +18,8 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
+use journal::{Appender, Group};
 use metrics_exporter_prometheus::PrometheusHandle;
 use schema::{Provider, Subject};
 use serde::Serialize;
@@ -24,7 +28,8 @@ use service::server;
 use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
-use crate::run::Progress;
+use crate::rebuild::Rebuild;
+use crate::run::{Live, Progress, Runner};
 use crate::store::{self, Store};
 use parameters::Parameters;
 
@@ -32,18 +37,37 @@ use parameters::Parameters;
 const PARTITION: HeaderName = HeaderName::from_static("witness-partition");
 /// The offset up to which (exclusive) that partition was derived.
 const OFFSET: HeaderName = HeaderName::from_static("witness-offset");
+/// Whether the partition has passed the `known_at` that was asked for: if it has not, the answer may still change.
+const PASSED: HeaderName = HeaderName::from_static("witness-known-at-passed");
 /// Seconds a caller is asked to wait for a partition that is still replaying.
 const REPLAYING_RETRY_SECONDS: u64 = 1;
 
 /// Queries that are answered at the same time; more wait. Each can hold a page of some megabytes.
 const QUERIES_AT_ONCE_MAX: usize = 32;
 
+/// Queries that other instances answer for this one at the same time; more wait.
+const FORWARDS_AT_ONCE_MAX: usize = 64;
+
 /// What the handlers answer from.
 #[derive(Clone)]
 pub(crate) struct Source {
-    store: Arc<Store>,
+    live: Live,
     progress: Arc<Progress>,
+    rebuild: Arc<Rebuild>,
+    appender: Arc<dyn Appender>,
+    ids: RequestIds,
     turns: Arc<Semaphore>,
+    group: Arc<dyn Group>,
+    forwards: Arc<Semaphore>,
+}
+
+/// An answer about one subject.
+struct Answer<T> {
+    value: T,
+    /// Up to which offset its partition was derived.
+    offset: u64,
+    /// Whether the partition has passed the journal time that was asked for, where one was.
+    has_passed: Option<bool>,
 }
 
 type RawParameters = Query<Vec<(String, String)>>;
@@ -51,19 +75,25 @@ type SubjectPath = Result<Path<(String, String, String, String)>, PathRejection>
 
 /// All routes of the projector.
 pub(crate) fn router(
-    store: Arc<Store>,
-    progress: Arc<Progress>,
+    source: Source,
     token: Option<String>,
     ids: RequestIds,
     metrics: PrometheusHandle,
 ) -> Router {
-    let source = Source { store, progress, turns: Arc::new(Semaphore::new(QUERIES_AT_ONCE_MAX)) };
+    let to_the_owner = axum::middleware::from_fn_with_state(source.clone(), forward::to_the_subjects_owner);
     let queries = Router::new()
-        .route("/v1/subjects", get(subjects))
         .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}", get(subject))
         .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}/history", get(history))
         .route("/v1/subjects/{tenant}/{provider}/{kind}/{id}/facts", get(facts))
+        // These alone: what follows is asked of this instance.
+        .route_layer(to_the_owner)
+        .route("/v1/subjects", get(subjects))
         .route("/v1/attention", get(attention))
+        .route("/v1/attention/{id}", get(attention::entry))
+        .route("/v1/attention/{id}/acknowledge", post(attention::acknowledge))
+        .route("/v1/verify", get(operate::verify))
+        .route("/v1/rebuild", get(operate::rebuild).post(operate::start_rebuild))
+        .route("/v1/rebuild/discard", post(operate::discard_old))
         .layer(axum::middleware::from_fn_with_state(token.map(Arc::from), authorize));
     let routes = queries.route("/health/ready", get(ready)).with_state(source);
     server::complete(routes, ids, metrics)
@@ -94,18 +124,15 @@ async fn ready(State(source): State<Source>) -> Response {
     let nothing = held.is_empty().then(|| "no partition is assigned yet".to_owned());
     let partitions = held.into_iter().filter_map(|partition| source.usable(partition).err()?.detail);
     let problems = source.progress.journal_problem().into_iter().chain(nothing).chain(partitions);
-    server::readiness(&problems.collect::<Vec<_>>())
+    server::readiness(&problems.chain(source.progress.claims_problems()).collect::<Vec<_>>())
 }
 
 async fn subject(State(source): State<Source>, path: SubjectPath, query: RawParameters) -> Response {
-    about_subject(source, path, query, &[], |source, partition, subject, _| {
-        answer::projection(source, partition, subject)
-    })
-    .await
+    about_subject(source, path, query, &["as_of", "known_at"], answer::projection).await
 }
 
 async fn history(State(source): State<Source>, path: SubjectPath, query: RawParameters) -> Response {
-    let allowed = &["after", "limit", "body"];
+    let allowed = &["after", "limit", "body", "as_of", "known_at"];
     about_subject(source, path, query, allowed, answer::history).await
 }
 
@@ -135,16 +162,22 @@ async fn about_subject<T: Serialize + 'static>(
     path: SubjectPath,
     query: RawParameters,
     allowed: &'static [&'static str],
-    answer: impl FnOnce(&Source, u32, &Subject, &Parameters) -> Result<(T, u64), Problem> + Send + 'static,
+    answer: impl FnOnce(&Source, u32, &Subject, &Parameters) -> Result<Answer<T>, Problem> + Send + 'static,
 ) -> Response {
     answered(source, query, allowed, move |source, parameters| {
         let subject = subject_of(path)?;
         let partition = subject.partition(source.partitions());
         source.usable(partition)?;
-        let (value, offset) = answer(source, partition, &subject, parameters)?;
+        let Answer { value, offset, has_passed } = answer(source, partition, &subject, parameters)?;
+        // It was ours when it was read only if it still is.
+        source.usable(partition)?;
         let mut response = json(&value);
         response.headers_mut().insert(PARTITION, HeaderValue::from(partition));
         response.headers_mut().insert(OFFSET, HeaderValue::from(offset));
+        if let Some(has_passed) = has_passed {
+            let word = if has_passed { "true" } else { "false" };
+            response.headers_mut().insert(PASSED, HeaderValue::from_static(word));
+        }
         Ok(response)
     })
     .await
@@ -191,12 +224,24 @@ fn subject_of(path: SubjectPath) -> Result<Subject, Problem> {
 }
 
 impl Source {
-    fn partitions(&self) -> std::num::NonZeroU32 {
-        std::num::NonZeroU32::new(self.store.partitions()).unwrap_or(std::num::NonZeroU32::MIN)
+    pub(crate) fn new(runner: &Runner, appender: Arc<dyn Appender>, ids: RequestIds) -> Self {
+        let (live, progress) = (runner.store.clone(), runner.progress.clone());
+        let (rebuild, turns) = (runner.rebuild.clone(), Arc::new(Semaphore::new(QUERIES_AT_ONCE_MAX)));
+        let (group, forwards) = (runner.group(), Arc::new(Semaphore::new(FORWARDS_AT_ONCE_MAX)));
+        Self { live, progress, rebuild, appender, ids, turns, group, forwards }
     }
 
-    /// Whether a partition can be answered from: it is this instance's, and was derived up to the log's
-    /// end as it was when it was assigned.
+    /// The store as it is live now; one answer is made of one.
+    fn store(&self) -> Arc<Store> {
+        self.live.load_full()
+    }
+
+    fn partitions(&self) -> std::num::NonZeroU32 {
+        std::num::NonZeroU32::new(self.store().partitions()).unwrap_or(std::num::NonZeroU32::MIN)
+    }
+
+    /// Whether a partition can be answered from: it is this instance's, which the group still confirms, and was
+    /// derived up to the log's end as it was when it was assigned.
     fn usable(&self, partition: u32) -> Result<(), Problem> {
         let unavailable = |code, title, detail: String| {
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, title)
@@ -220,14 +265,20 @@ impl Source {
                     "The log is still being replayed",
                     format!("partition {partition} is at offset {} of {}", place.next_offset, place.log_end),
                 ),
-                None => Ok(()),
+                None => self.group.confirmed().or_else(|why| {
+                    unavailable(
+                        "ownership_unconfirmed",
+                        "The partition may be another instance's by now",
+                        format!("partition {partition}: {why}"),
+                    )
+                }),
             },
         }
     }
 
     /// A list that misses a partition is no list.
     fn all_usable(&self) -> Result<(), Problem> {
-        (0..self.store.partitions()).try_for_each(|partition| self.usable(partition))
+        (0..self.store().partitions()).try_for_each(|partition| self.usable(partition))
     }
 }
 

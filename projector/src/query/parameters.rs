@@ -2,17 +2,16 @@
 //! not know.
 
 use axum::http::StatusCode;
+use schema::Micros;
 use service::problem::Problem;
 
 use super::page::List;
+use crate::derive::Moment;
 
 /// Items a page has unless asked otherwise.
 const LIMIT_DEFAULT: usize = 50;
 /// Items a page may have.
 const LIMIT_MAX: usize = 500;
-/// Parameters of the design that this release does not have: refused, because ignoring one would answer
-/// another question than was asked.
-const NOT_AVAILABLE: [&str; 2] = ["as_of", "known_at"];
 
 /// The parameters of one request, each known and at most once.
 #[derive(Debug)]
@@ -21,14 +20,6 @@ pub(super) struct Parameters(Vec<(String, String)>);
 impl Parameters {
     pub(super) fn read(raw: Vec<(String, String)>, allowed: &[&str]) -> Result<Self, Problem> {
         for (index, (name, _)) in raw.iter().enumerate() {
-            if NOT_AVAILABLE.contains(&name.as_str()) {
-                return Err(Problem::new(
-                    StatusCode::BAD_REQUEST,
-                    "not_available",
-                    "This release cannot answer that",
-                )
-                .detail(format!("`{name}` comes in a later release")));
-            }
             if !allowed.contains(&name.as_str()) {
                 let known = if allowed.is_empty() { "none".to_owned() } else { allowed.join(", ") };
                 return Err(invalid(
@@ -61,6 +52,19 @@ impl Parameters {
             Some("true") => Ok(true),
             Some(_) => Err(invalid(&format!("`{name}`"), "must be true or false")),
         }
+    }
+
+    /// The moment that is asked about.
+    pub(super) fn moment(&self) -> Result<Moment, Problem> {
+        let time = |name: &str| {
+            let time = self.text(name).map(|text| {
+                Micros::parse(text).ok_or_else(|| {
+                    invalid(&format!("`{name}`"), "must be a time with an offset, as 2026-01-31T12:00:00Z")
+                })
+            });
+            time.transpose()
+        };
+        Ok(Moment { as_of: time("as_of")?, known_at: time("known_at")? })
     }
 
     /// The place that a cursor of `list` names, as `read` reads it.

@@ -1,7 +1,7 @@
 //! Every key and value the store keeps, in one place. Must never be changed without raising
 //! [`LAYOUT_VERSION`]: what is described here is on disks already.
 //!
-//! One tree for each (topic, partition), named `observations/<partition>`. The first byte of a key is its
+//! One tree for each (topic, partition), named `observations/<partition>` and `claims/<partition>`. The first byte of a key is its
 //! table; integers are big-endian, so that keys sort as their numbers do. `KEY` is a subject's key
 //! (`tenant/provider/kind/id`, percent-encoded, so never a byte 0). Values but blocks are postcard.
 //!
@@ -9,14 +9,15 @@
 //! | --- | --- | --- |
 //! | `a` attention | kind (1 byte), observation id (16 bytes) | [`AttentionRecord`] |
 //! | `b` block | first offset (`u64`) | [`encode_block`]: raw length (`u32`), then zstd of offset (`u64`), length (`u32`), value, … |
-//! | `c` claim winners | reserved | |
+//! | `c` claim winners (claims alone) | inbox digest (32 bytes) | [`ClaimRecord`] |
 //! | `f` facts | `KEY`, `/`, fact id percent-encoded | [`FactRecord`] |
 //! | `i` index | `KEY`, 0, event digest (32 bytes) | the [`Entry`] that was first under it, once its page is sealed |
 //! | `m` meta | nothing more | [`Meta`] |
 //! | `p` pages | `KEY`, 0, page number (`u32`) | `Vec<Entry>`, exactly [`PAGE_ENTRIES`] of them |
 //! | `s` subject | `KEY` | [`SubjectRecord`] |
 
-use schema::projection::AttentionKind;
+use schema::claim::Winner;
+use schema::projection::{Acknowledgement, AttentionKind};
 use schema::{Digest, Micros};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -24,7 +25,7 @@ use uuid::Uuid;
 use crate::derive::{Entry, FactFold, SubjectFold};
 
 /// The layout this file describes. A store of another one is refused.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Entries of a subject's history that a sealed page holds.
 pub const PAGE_ENTRIES: usize = 32;
@@ -44,7 +45,8 @@ pub struct Meta {
     pub epoch: u32,
     /// The next offset to read: all before it is in the store.
     pub next_offset: u64,
-    /// Offset and id of the observation read last, to notice a log that was rewritten under us.
+    /// Offset and id of the observation (of a claim: that claims) read last, to notice a log that was
+    /// rewritten under us.
     pub last_observation: Option<(u64, Uuid)>,
     /// Journal time: the greatest `received_at` so far, in microseconds.
     pub journal_time: Micros,
@@ -93,6 +95,24 @@ pub struct AttentionRecord {
     pub reason: String,
     /// Journal time when it was raised.
     pub since: Micros,
+    /// Where the observations stand that it is about, where it is about some in particular.
+    pub offsets: Vec<u64>,
+    /// Who looked at it, and why it may rest.
+    pub acknowledged: Option<Acknowledgement>,
+}
+
+/// The first claim of an inbox key, and the other subjects that a verdict was given on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimRecord {
+    /// The claim that stands.
+    pub winner: Winner,
+    /// Keys of the subjects that came later.
+    pub judged: Vec<String>,
+}
+
+/// Key of the first claim of an inbox key.
+pub fn claim(inbox: Digest) -> Vec<u8> {
+    [b"c", &inbox.0[..]].concat()
 }
 
 /// Key of a block.
@@ -124,6 +144,17 @@ impl AttentionKey {
     /// Key of the entry.
     pub fn key(self) -> Vec<u8> {
         [b"a", &[self.kind as u8], &self.observation.as_bytes()[..]].concat()
+    }
+
+    /// The entry's name in answers.
+    pub fn id(self) -> String {
+        format!("{}-{}", self.observation, self.kind.as_str())
+    }
+
+    /// Reads a name that [`AttentionKey::id`] wrote.
+    pub fn from_id(id: &str) -> Option<Self> {
+        let (observation, kind) = id.rsplit_once('-')?;
+        Some(Self { observation: Uuid::parse_str(observation).ok()?, kind: AttentionKind::from_name(kind)? })
     }
 
     /// The entry of malformed bytes: journal time, partition and offset in the form of a UUIDv7, so that it
@@ -182,9 +213,11 @@ pub fn decode_block(block: &[u8]) -> Option<Vec<(u64, Vec<u8>)>> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use schema::Source;
     use schema::projection::{Inbox, Outcome};
 
     use super::*;
+    use crate::derive::Voided;
 
     fn entry() -> impl Strategy<Value = Entry> {
         (
@@ -195,25 +228,36 @@ mod tests {
             0_usize..3,
             0_usize..8,
             any::<bool>(),
+            0_usize..4,
+            any::<i64>(),
+            prop::option::of((any::<u64>(), 1_usize..3)),
         )
-            .prop_map(|(offset, event, body, replay, inbox, outcome, differs)| Entry {
-                offset,
-                event: Digest(event),
-                body: Digest(body),
-                replay,
-                inbox: [Inbox::New, Inbox::Duplicate, Inbox::Conflict][inbox],
-                outcome: [
-                    Outcome::Applied,
-                    Outcome::NoChange,
-                    Outcome::OutOfOrder,
-                    Outcome::Contested,
-                    Outcome::Unordered,
-                    Outcome::Unsupported,
-                    Outcome::Failed,
-                    Outcome::NotRun,
-                ][outcome],
-                differs,
-            })
+            .prop_map(
+                |(offset, event, body, replay, inbox, outcome, differs, source, time, verdict)| Entry {
+                    source: [Source::Webhook, Source::ReadApi, Source::Verdict, Source::Operator][source],
+                    journal_time: Micros(time),
+                    verdict: verdict.map(|(offset, inbox)| Voided {
+                        offset,
+                        inbox: [Inbox::New, Inbox::Duplicate, Inbox::Conflict][inbox],
+                    }),
+                    offset,
+                    event: Digest(event),
+                    body: Digest(body),
+                    replay,
+                    inbox: [Inbox::New, Inbox::Duplicate, Inbox::Conflict][inbox],
+                    outcome: [
+                        Outcome::Applied,
+                        Outcome::NoChange,
+                        Outcome::OutOfOrder,
+                        Outcome::Contested,
+                        Outcome::Unordered,
+                        Outcome::Unsupported,
+                        Outcome::Failed,
+                        Outcome::NotRun,
+                    ][outcome],
+                    differs,
+                },
+            )
     }
 
     proptest! {
@@ -236,6 +280,7 @@ mod tests {
         fn attention_keys_round_trip_and_sort_by_time(one in any::<u128>(), other in any::<u128>(), kind in 0_usize..5) {
             let key = |id: u128| AttentionKey { observation: Uuid::from_u128(id), kind: AttentionKind::ALL[kind] };
             prop_assert_eq!(AttentionKey::from_key(&key(one).key()), Some(key(one)));
+            prop_assert_eq!(AttentionKey::from_id(&key(one).id()), Some(key(one)));
             prop_assert_eq!(key(one).key() < key(other).key(), one < other);
         }
 
@@ -257,9 +302,12 @@ mod tests {
             inbox: Inbox::Conflict,
             outcome: Outcome::NotRun,
             differs: false,
+            source: Source::ReadApi,
+            journal_time: Micros(-3),
+            verdict: Some(Voided { offset: 9, inbox: Inbox::Duplicate }),
         };
         let bytes = postcard::to_stdvec(&entry).expect("writable");
-        let wanted = [&[0xac, 0x02][..], &[1; 32], &[2; 32], &[1, 2, 7, 0]].concat();
+        let wanted = [&[0xac, 0x02][..], &[1; 32], &[2; 32], &[1, 2, 7, 0, 1, 5, 1, 9, 1]].concat();
         assert_eq!(bytes, wanted);
         for (index, outcome) in [
             Outcome::Applied,
@@ -281,6 +329,7 @@ mod tests {
         }
         assert_eq!(page("acme/shoc/work_order/7", 1), b"pacme/shoc/work_order/7\0\0\0\0\x01");
         assert_eq!(subject("k"), b"sk");
+        assert_eq!(claim(Digest([3; 32])), [&b"c"[..], &[3; 32]].concat());
         assert_eq!(block(258), b"b\0\0\0\0\0\0\x01\x02");
         let malformed = AttentionKey::malformed(Micros(0x0123_4567_89ab * 1_000 + 999), 0x302, 0x102);
         assert_eq!(malformed.observation.to_string(), "01234567-89ab-7302-8000-000000000102");

@@ -2,7 +2,9 @@
 //! disk. Only this module knows sled. Must never make a batch visible before it is durable, nor let a
 //! reader see half of one.
 
+mod digest;
 mod filter;
+mod folder;
 pub mod keys;
 
 use std::collections::BTreeMap;
@@ -20,15 +22,18 @@ use thiserror::Error;
 use uuid::Uuid;
 
 use crate::derive::Entry;
+pub use digest::PartitionDigest;
 use filter::Place;
 pub use filter::SubjectFilter;
+pub use folder::Folder;
 use keys::{
-    AttentionKey, AttentionRecord, BLOCK_RAW_BYTES, FactRecord, LAYOUT_VERSION, META, Meta, PAGE_ENTRIES,
-    SubjectRecord,
+    AttentionKey, AttentionRecord, BLOCK_RAW_BYTES, ClaimRecord, FactRecord, LAYOUT_VERSION, META, Meta,
+    PAGE_ENTRIES, SubjectRecord,
 };
 
-/// The epoch of the derivation in this release. It rises when the same log would derive other answers.
-pub const EPOCH: u32 = 1;
+/// The epoch of the derivation in this release. It rises when the same log would derive other answers. What an
+/// operator adds to it, because the log was imported or reset, makes the epoch of a store.
+pub const DERIVATION_EPOCH: u32 = 1;
 
 /// Why the store cannot be used.
 #[derive(Debug, Error)]
@@ -38,7 +43,7 @@ pub enum Error {
     Disk(#[from] disk::Error),
     /// Another release wrote it.
     #[error(
-        "the store in {path} was written with {what} {found}, this release has {wanted}; stop the service, delete the folder and start again: the store is derived anew from the journal"
+        "the store in {path} was written with {what} {found}, but {what} {wanted} is wanted; stop the service, delete the folder and start again: the store is derived anew from the journal"
     )]
     Other {
         /// The folder.
@@ -47,8 +52,16 @@ pub enum Error {
         what: &'static str,
         /// What was found.
         found: u32,
-        /// What this release has.
+        /// What is wanted.
         wanted: u32,
+    },
+    /// The folder around the stores.
+    #[error("the store's folder {path}: {problem}")]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
     },
     /// A value could not be packed.
     #[error("a value could not be packed: {0}")]
@@ -59,7 +72,9 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Store {
     disk: Disk,
+    epoch: u32,
     partitions: Vec<Tree>,
+    claims: Vec<Tree>,
     /// Held for writing while a batch is applied, for reading while an answer is put together.
     visible: RwLock<()>,
 }
@@ -71,8 +86,8 @@ pub struct Changes {
     pub observations: Vec<(u64, Bytes)>,
     /// Subjects by key.
     pub subjects: BTreeMap<String, SubjectRecord>,
-    /// Pages that were sealed: subject key, number, entries.
-    pub pages: Vec<(String, u32, Vec<Entry>)>,
+    /// Pages that were sealed or written anew, by subject key and number.
+    pub pages: BTreeMap<(String, u32), Vec<Entry>>,
     /// Facts by fact key.
     pub facts: BTreeMap<String, FactRecord>,
     /// Attention entries raised or rewritten (`Some`) and removed (`None`).
@@ -81,12 +96,26 @@ pub struct Changes {
     pub meta: Option<Meta>,
 }
 
+/// What one batch of claims changes in its partition.
+#[derive(Debug, Default)]
+pub struct ClaimChanges {
+    /// By inbox digest.
+    pub claims: BTreeMap<Digest, ClaimRecord>,
+    /// Where the partition stands after the batch.
+    pub meta: Option<Meta>,
+}
+
 impl Store {
-    /// Opens the store in its folder, making it where it is missing.
-    pub fn open(path: &Path, partitions: NonZeroU32) -> Result<Self, Error> {
+    /// Opens the store in its folder, making it where it is missing. `epoch` is the one its answers carry.
+    pub fn open(path: &Path, partitions: NonZeroU32, epoch: u32) -> Result<Self, Error> {
         let disk = Disk::open(path)?;
-        let trees = (0..partitions.get()).map(|partition| disk.tree(&format!("observations/{partition}")));
-        let store = Self { partitions: trees.collect::<Result<_, _>>()?, disk, visible: RwLock::new(()) };
+        let trees = |topic: &str| {
+            let trees = (0..partitions.get()).map(|partition| disk.tree(&format!("{topic}/{partition}")));
+            trees.collect::<Result<Vec<_>, _>>()
+        };
+        let (partition_trees, claims) = (trees("observations")?, trees("claims")?);
+        let visible = RwLock::new(());
+        let store = Self { partitions: partition_trees, claims, epoch, disk, visible };
         // What a killed process had applied but not synced is made durable before anyone sees it.
         store.disk.sync()?;
         for partition in 0..partitions.get() {
@@ -95,9 +124,9 @@ impl Store {
                 None | Some(LAYOUT_VERSION) => {}
                 Some(found) => return Err(refused("layout", found, LAYOUT_VERSION)),
             }
-            let epoch = store.read().meta(partition)?.epoch;
-            if epoch != EPOCH {
-                return Err(refused("epoch", epoch, EPOCH));
+            let found = store.read().meta(partition)?.epoch;
+            if found != epoch {
+                return Err(refused("epoch", found, epoch));
             }
         }
         Ok(store)
@@ -149,9 +178,10 @@ impl Store {
         for (key, record) in &changes.subjects {
             batch.replace(tree, &keys::subject(key), &packed(record)?)?;
         }
-        for (key, number, entries) in &changes.pages {
-            batch.insert_new(&keys::page(key, *number), &packed(entries)?);
+        for ((key, number), entries) in &changes.pages {
+            batch.replace(tree, &keys::page(key, *number), &packed(entries)?)?;
             for entry in entries.iter().filter(|entry| entry.inbox == schema::projection::Inbox::New) {
+                // Always one piece, so that nothing of an older one is left behind it.
                 batch.insert_new(&keys::index(key, entry.event), &packed(entry)?);
             }
         }
@@ -174,6 +204,50 @@ impl Store {
         Ok(())
     }
 
+    /// Applies a batch of claims whole, and returns once it is durable.
+    pub fn commit_claims(&self, partition: u32, changes: &ClaimChanges) -> Result<(), Error> {
+        let tree = self.claims_tree(partition)?;
+        let mut batch = disk::Batch::default();
+        for (inbox, record) in &changes.claims {
+            batch.replace(tree, &keys::claim(*inbox), &packed(record)?)?;
+        }
+        if let Some(meta) = &changes.meta {
+            batch.replace(tree, META, &packed(meta)?)?;
+        }
+        tree.apply(batch)?;
+        self.disk.sync()?;
+        Ok(())
+    }
+
+    /// Where a partition of the claims stands; at its beginning, if nothing was read of it yet.
+    pub fn claims_meta(&self, partition: u32) -> Result<Meta, Error> {
+        let tree = self.claims_tree(partition)?;
+        let meta = tree.get(META)?.map(|value| read(tree, META, &value)).transpose()?;
+        Ok(meta.unwrap_or_else(|| self.at_the_beginning()))
+    }
+
+    /// The first claim of an inbox key, in its partition of the claims.
+    pub fn claim(&self, partition: u32, inbox: Digest) -> Result<Option<ClaimRecord>, Error> {
+        let tree = self.claims_tree(partition)?;
+        let key = keys::claim(inbox);
+        tree.get(&key)?.map(|value| read(tree, &key, &value)).transpose()
+    }
+
+    /// The epoch that answers carry.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn at_the_beginning(&self) -> Meta {
+        Meta {
+            layout: LAYOUT_VERSION,
+            epoch: self.epoch,
+            next_offset: 0,
+            last_observation: None,
+            journal_time: Micros(i64::MIN),
+        }
+    }
+
     /// Bytes on the disk.
     pub fn size_bytes(&self) -> Result<u64, Error> {
         Ok(self.disk.size_bytes()?)
@@ -187,6 +261,12 @@ impl Store {
     fn tree(&self, partition: u32) -> Result<&Tree, Error> {
         self.partitions.get(partition as usize).ok_or_else(|| {
             Error::Packing(format!("partition {partition} of {} does not exist", self.partitions.len()))
+        })
+    }
+
+    fn claims_tree(&self, partition: u32) -> Result<&Tree, Error> {
+        self.claims.get(partition as usize).ok_or_else(|| {
+            Error::Packing(format!("partition {partition} of {} does not exist", self.claims.len()))
         })
     }
 }
@@ -244,13 +324,17 @@ pub struct View<'a> {
 impl View<'_> {
     /// Where the partition stands; at its beginning, if nothing was read of it yet.
     pub fn meta(&self, partition: u32) -> Result<Meta, Error> {
-        Ok(self.get(partition, META)?.unwrap_or(Meta {
-            layout: LAYOUT_VERSION,
-            epoch: EPOCH,
-            next_offset: 0,
-            last_observation: None,
-            journal_time: Micros(i64::MIN),
-        }))
+        Ok(self.get(partition, META)?.unwrap_or_else(|| self.store.at_the_beginning()))
+    }
+
+    /// The epoch that answers carry.
+    pub fn epoch(&self) -> u32 {
+        self.store.epoch
+    }
+
+    /// The partition's observations, exactly as they were read.
+    pub fn observations(&self, partition: u32) -> Result<Observations<'_>, Error> {
+        self.store.observations(partition)
     }
 
     /// The layout that a partition was written with. It stands first whatever else [`Meta`] holds.
@@ -308,7 +392,8 @@ impl View<'_> {
         Ok(entries)
     }
 
-    fn page(&self, partition: u32, subject_key: &str, number: u32) -> Result<Vec<Entry>, Error> {
+    /// A sealed page of a subject's entries.
+    pub fn page(&self, partition: u32, subject_key: &str, number: u32) -> Result<Vec<Entry>, Error> {
         let key = keys::page(subject_key, number);
         match self.get::<Vec<Entry>>(partition, &key)? {
             Some(page) if page.len() == PAGE_ENTRIES => Ok(page),

@@ -47,8 +47,13 @@ impl Answer {
 
 /// One request on a connection of its own; `headers` are lines, each with its `\r\n`.
 pub fn request(address: SocketAddr, method: &str, path: &str, headers: &str) -> Answer {
+    request_with(address, method, path, headers, "")
+}
+
+/// As [`request`], with a body, whose length is one of the headers.
+pub fn request_with(address: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> Answer {
     let mut stream = TcpStream::connect(address).expect("connects");
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}\r\n")
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}\r\n{body}")
         .expect("sends");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("receives");

@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::json::{self, Object};
 use crate::signature::{MalformedSignature, Secret, SignatureHeader};
 use crate::subject::KIND_EVENT;
-use crate::{Observation, Reading, Unreadable};
+use crate::{Observation, Reading, Source, Unreadable};
 
 pub use shoc::{KeyDocumentError, parse_key_document};
 
@@ -175,6 +175,11 @@ fn required_text(
 /// received, stays unsupported although a later release could read it: keys are data, and only an import that
 /// re-keys may change them.
 pub fn read(observation: &Observation) -> Result<Reading, Unreadable> {
+    match observation.source {
+        Source::Webhook | Source::ReadApi => {}
+        // What we said ourselves is no claim of the provider's.
+        Source::Verdict | Source::Operator => return Ok(Reading::Unsupported),
+    }
     let contract = observation.provider().contract();
     let reading = contract.read(&observation.body)?;
     let kept_as_event = observation.subject.kind == KIND_EVENT;
