@@ -53,4 +53,4 @@ ci:
 # Everything on a real Kafka, the proofs under failure too (needs java, and mvn the first time).
 kafka:
     WITNESS_REQUIRE_ALL=1 cargo test -p witness-journal --test kafka
-    WITNESS_REQUIRE_ALL=1 cargo test -p witness --test kafka -- --include-ignored
+    WITNESS_REQUIRE_ALL=1 cargo test -p witness --test kafka

@@ -44,12 +44,12 @@ enum Command {
     Projector(up::Arguments),
     /// Create the topics on Kafka, or check those that exist.
     Topics(topics::Arguments),
-    /// Move the log: to a file, and from there into an empty journal of either kind.
-    Journal(journal::Arguments),
     /// Print a digest of everything each partition of a projector's store holds.
     Verify(operate::Verify),
     /// Derive a projector's store anew from the log, beside the live one, and put it in its place.
     Rebuild(operate::Rebuild),
+    /// Move the log: to a file, and from there into an empty journal of either kind.
+    Journal(journal::Arguments),
     /// Sign files as an endpoint's provider would, and post them.
     Send(send::Arguments),
 }
@@ -62,9 +62,9 @@ fn main() -> ExitCode {
         Command::Ingress(arguments) => up::run(&arguments, Which::Ingress).map(|()| true),
         Command::Projector(arguments) => up::run(&arguments, Which::Projector).map(|()| true),
         Command::Topics(arguments) => topics::run(&arguments),
-        Command::Journal(arguments) => journal::run(&arguments).map(|()| true),
         Command::Verify(arguments) => operate::verify(&arguments),
         Command::Rebuild(arguments) => operate::rebuild(&arguments),
+        Command::Journal(arguments) => journal::run(&arguments).map(|()| true),
         Command::Send(arguments) => send::run(&arguments),
     };
     match ended {

@@ -42,12 +42,13 @@ impl Opened {
             }
             Journal::Kafka(config) => {
                 kafka::describe();
-                topics::demand(config).await?;
+                let client = config.resolve().await?;
+                topics::demand(config, &client).await?;
                 let registry = match &config.registry {
-                    Some(registry) => Some(register(registry.resolve().await?, &config.client).await?),
+                    Some(registry) => Some(register(registry.resolve().await?, &client).await?),
                     None => None,
                 };
-                Ok(Self::Kafka { client: Box::new(config.client.clone()), appender: None, registry })
+                Ok(Self::Kafka { client: Box::new(client), appender: None, registry })
             }
         }
     }
@@ -107,6 +108,7 @@ impl Opened {
         Ok(match self {
             Self::Embedded(journal) => Box::new(journal.log_reader(topic)),
             Self::Kafka { client, registry, .. } => {
+                // What leaves Kafka is in the encoding that needs no registry.
                 let opened = Box::new(KafkaLogReader::open(KafkaConfig::clone(client), topic)?);
                 registry::reader(opened, registry.as_ref())
             }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use journal::Topic;
+use journal::kafka::KafkaConfig;
 use journal::kafka::topics::{self, Finding, Weight};
 use serde_json::{Value, json};
 
@@ -57,11 +58,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let client = runtime.block_on(kafka.resolve())?;
     let asked = runtime.block_on(async {
-        let created = if creates { topics::create(&kafka.client, kafka.replicas).await? } else { Vec::new() };
+        let created = if creates { topics::create(&client, kafka.replicas).await? } else { Vec::new() };
         let mut findings = Vec::new();
         if created.len() < Topic::ALL.len() {
-            findings = topics::check(&kafka.client).await?;
+            findings = topics::check(&client).await?;
             // A broker may not have heard of a new topic yet, and there is nothing to find in one.
             findings.retain(|finding| !created.contains(&finding.topic));
         }
@@ -83,8 +85,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
 }
 
 /// Refuses topics that a service must not start on, and names in the log what was accepted all the same.
-pub(crate) async fn demand(kafka: &Kafka) -> anyhow::Result<()> {
-    let findings = topics::check(&kafka.client).await.map_err(failure)?;
+pub(crate) async fn demand(kafka: &Kafka, client: &KafkaConfig) -> anyhow::Result<()> {
+    let findings = topics::check(client).await.map_err(failure)?;
     let (refused, accepted): (Vec<Finding>, Vec<Finding>) =
         findings.into_iter().partition(|finding| kafka.refuses(finding));
     for finding in accepted {

@@ -216,6 +216,31 @@ fn properties_of_librdkafka() {
     spoiled("{ \"group.id\" = \"x\" }", &["\"group.id\" cannot be set", "a key of its own"]);
     spoiled("{ \"no.such.property\" = \"x\" }", &["\"no.such.property\" is refused"]);
     spoiled(&format!("{{ \"security.protocol\" = \"{SECRET}\" }}"), &["\"security.protocol\" is refused"]);
+    spoiled("{ \"group.id\" = \"env:GROUP\" }", &["\"group.id\" cannot be set", "a key of its own"]);
+    spoiled(
+        "{ \"sasl.password\" = \"env:WITNESS_TEST_NO_SUCH\" }",
+        &["`journal.kafka.sasl.password`", "WITNESS_TEST_NO_SUCH"],
+    );
+    spoiled(
+        "{ \"sasl.password\" = \"file:/no/such/file\" }",
+        &["`journal.kafka.sasl.password`", "/no/such/file"],
+    );
+}
+
+/// What is somewhere else is read before anybody connects.
+#[test]
+fn properties_that_are_somewhere_else() {
+    let folder = folder();
+    fs::write(folder.path().join("protocol"), format!("{SECRET}\n")).expect("written");
+    let place = folder.path().join("protocol");
+    let text = format!(
+        "kind = \"kafka\"\nbrokers = \"localhost:9092\"\nkafka = {{ \"security.protocol\" = \"file:{}\" }}",
+        place.display()
+    );
+    let text = GOOD.replacen("kind = \"embedded\"", &text, 1);
+    fs::write(folder.path().join("witness.toml"), text).expect("written");
+    let refused = up(folder.path(), &[]);
+    assert_refused(&refused, &["`journal.kafka`", "\"security.protocol\" is refused"]);
 }
 
 /// Some properties are only refused when a client is made of all of them.

@@ -16,10 +16,10 @@ use crate::run::{Live, Progress};
 use crate::store::{self, Folder, Store};
 
 /// How long one read of the log waits.
-const READ_TIMEOUT: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads in a row that may bring nothing although the log has more, before that is an error.
-const EMPTY_READS_MAX: u32 = 30;
+const EMPTY_READS_MAX: u32 = 3;
 
 /// Records of one batch.
 const BATCH_RECORDS_MAX: usize = 5_000;

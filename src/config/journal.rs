@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use ingress::KeyDocument;
 use ingress::secrets::SecretReference;
 use journal::kafka::topics::REPLICAS_SAFE_MIN;
-use journal::kafka::{KafkaConfig, RECORD_BYTES_MAX_DEFAULT, TopicNames};
+use journal::kafka::{ConfigError, KafkaConfig, OWNED_PROPERTIES, RECORD_BYTES_MAX_DEFAULT, TopicNames};
 use journal::registry::RegistryConfig;
 use toml::Value;
 
@@ -56,8 +56,11 @@ pub(crate) struct Embedded {
 /// The journal on Kafka.
 #[derive(Clone, Debug)]
 pub(crate) struct Kafka {
-    /// Validated.
+    file: PathBuf,
+    /// Validated, and without the properties whose values are only named; [`Kafka::resolve`] adds them.
     pub(crate) client: KafkaConfig,
+    /// Properties that are somewhere else, by name.
+    secrets: BTreeMap<String, SecretReference>,
     /// Replicas that topics are created with.
     pub(crate) replicas: u32,
     /// Whether topics that can lose data are accepted.
@@ -66,6 +69,20 @@ pub(crate) struct Kafka {
     pub(crate) registry: Option<SchemaRegistry>,
     /// Where other projectors reach this one.
     pub(crate) advertise: String,
+}
+
+impl Kafka {
+    /// Reads the properties that are only named, and so makes the client ready to connect.
+    pub(crate) async fn resolve(&self) -> Result<KafkaConfig, WrongUse> {
+        let (check, mut client) = (Checker { file: &self.file }, self.client.clone());
+        for (property, reference) in &self.secrets {
+            let key = format!("journal.kafka.{property}");
+            let value = reference.fetch().await.map_err(|error| check.because(&key, error))?;
+            client.properties.insert(property.clone(), value);
+        }
+        client.validate().map_err(|error| check.because("journal.kafka", error))?;
+        Ok(client)
+    }
 }
 
 /// A schema registry, whose credentials are only named.
@@ -88,6 +105,9 @@ impl SchemaRegistry {
         Ok(self.place.clone().with_credentials(&credentials))
     }
 }
+
+type Properties = BTreeMap<String, String>;
+type Secrets = BTreeMap<String, SecretReference>;
 
 impl Checker<'_> {
     pub(super) fn journal(
@@ -188,7 +208,8 @@ impl Checker<'_> {
         let mut client =
             KafkaConfig::new(brokers, self.partitions(partitions)?, &projector.group, instance_id);
         client.topics = self.topics(topics.unwrap_or_default())?;
-        client.properties = self.properties(kafka)?;
+        let (properties, secrets) = self.properties(kafka)?;
+        client.properties = properties;
         let body_bytes_max = endpoints.iter().map(|endpoint| endpoint.body_bytes_max).max().unwrap_or(0);
         client.record_bytes_max = RECORD_BYTES_MAX_DEFAULT.max(body_bytes_max + BEYOND_THE_BODY_BYTES);
         client.validate().map_err(|error| self.because("journal.kafka", error))?;
@@ -198,7 +219,8 @@ impl Checker<'_> {
         };
         client.advertise = advertise.strip_prefix("http://").map(str::to_owned);
         let registry = self.registry(schema_registry, schema_registry_auth)?;
-        Ok(Kafka { client, replicas, allow_unsafe_topics, registry, advertise })
+        let file = self.file.to_owned();
+        Ok(Kafka { file, client, secrets, replicas, allow_unsafe_topics, registry, advertise })
     }
 
     fn partitions(&self, partitions: Option<i64>) -> Result<NonZeroU32, WrongUse> {
@@ -264,8 +286,9 @@ impl Checker<'_> {
         Ok(names)
     }
 
-    fn properties(&self, kafka: Option<Value>) -> Result<BTreeMap<String, String>, WrongUse> {
-        let Some(kafka) = kafka else { return Ok(BTreeMap::new()) };
+    /// The properties whose values stand here, and those whose values are somewhere else.
+    fn properties(&self, kafka: Option<Value>) -> Result<(Properties, Secrets), WrongUse> {
+        let Some(kafka) = kafka else { return Ok((BTreeMap::new(), BTreeMap::new())) };
         let Value::Table(kafka) = kafka else {
             let problem =
                 "must be a table of librdkafka properties, as in { \"security.protocol\" = \"SSL\" }";
@@ -284,7 +307,24 @@ impl Checker<'_> {
             };
             Ok((property, text))
         };
-        kafka.into_iter().map(text).collect()
+        let (mut properties, mut secrets) = (BTreeMap::new(), BTreeMap::new());
+        for (property, value) in kafka {
+            let is_named =
+                value.as_str().is_some_and(|text| text.starts_with("env:") || text.starts_with("file:"));
+            if is_named {
+                let reference = self.reference(&format!("journal.kafka.{property}"), &value)?;
+                secrets.insert(property, reference);
+            } else {
+                let (property, text) = text((property, value))?;
+                properties.insert(property, text);
+            }
+        }
+        for (property, why) in OWNED_PROPERTIES {
+            if secrets.contains_key(*property) {
+                return Err(self.because("journal.kafka", ConfigError::Owned { property, why }));
+            }
+        }
+        Ok((properties, secrets))
     }
 }
 

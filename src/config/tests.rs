@@ -116,7 +116,7 @@ group = "projectors"
         ],
     );
     assert_eq!(config.journal.partitions().get(), 12);
-    let Kafka { client, replicas, allow_unsafe_topics, registry: _, advertise } = kafka(&config);
+    let Kafka { client, replicas, allow_unsafe_topics, registry: _, advertise, .. } = kafka(&config);
     assert_eq!((*replicas, *allow_unsafe_topics), (1, true));
     assert_eq!((client.brokers.as_str(), client.group.as_str()), ("localhost:9092", "projectors"));
     assert_eq!(client.instance_id, "7");
@@ -162,7 +162,7 @@ async fn a_schema_registry_has_credentials_of_its_own() {
 fn kafka_has_defaults_too() {
     let text = format!("[journal]\nkind = \"kafka\"\nbrokers = \"localhost\"\n{SMALLEST}");
     let config = good(&text, &[("WITNESS__PROJECTOR__INSTANCE_ID", "one")]);
-    let Kafka { client, replicas, allow_unsafe_topics, registry: _, advertise } = kafka(&config);
+    let Kafka { client, replicas, allow_unsafe_topics, registry: _, advertise, .. } = kafka(&config);
     assert_eq!((*replicas, *allow_unsafe_topics), (3, false));
     assert_eq!((client.group.as_str(), client.partitions.get()), ("witness-projector", 4));
     assert_eq!(client.record_bytes_max, 2 * 1024 * 1024);

@@ -239,13 +239,45 @@ instance_id = "{name}"
         })
     }
 
-    /// What every projector that can be asked answers; no answer counts as 503.
+    /// What every projector that can be asked answers by itself; no answer counts as 503.
     fn ask_all(&self, path: &str) -> Vec<(&str, Answer)> {
-        let ask = |(name, client): (_, &Client)| {
-            let nothing = |error| Answer { status: 503, text: error, offset: None };
-            (name, client.try_get(path).unwrap_or_else(nothing))
-        };
+        let nothing = |error| Answer { status: 503, text: error, offset: None };
+        let ask = |(name, client): (_, &Client)| (name, client.try_get_own(path).unwrap_or_else(nothing));
         self.projectors().map(ask).collect()
+    }
+
+    /// Waits until every projector, whichever has the subject, answers 200 and `text`.
+    pub(crate) fn everybody_answers(&self, path: &str, text: &str) {
+        let started = Instant::now();
+        for (name, client) in self.projectors() {
+            loop {
+                let answer = client.try_get(path);
+                if answer.as_ref().is_ok_and(|answer| answer.status == 200 && answer.text == text) {
+                    break;
+                }
+                assert!(started.elapsed() < PATIENCE, "{path}: {name} answers {answer:?} and not {text}");
+                std::thread::sleep(LOOK_AGAIN);
+            }
+        }
+    }
+
+    /// Fails where that projector answers by itself for any partition.
+    pub(crate) fn assert_it_answers_nothing(&self, name: &str) {
+        for path in probes() {
+            let answers = self.ask_all(&path);
+            let (_, answer) = answers.iter().find(|(of, _)| *of == name).expect("it can be asked");
+            assert_eq!(answer.status, 503, "{path}: {}", answer.text);
+        }
+    }
+
+    /// What that process has said so far.
+    pub(crate) fn log_of(&self, name: &str) -> String {
+        let Some(Member { state: State::Running(service) | State::Paused(service), .. }) =
+            self.members.get(name)
+        else {
+            panic!("{name} does not run");
+        };
+        service.log_text()
     }
 
     /// The one that answers a path now, if there is one. Another's answer may only be that it cannot answer,

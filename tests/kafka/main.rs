@@ -45,16 +45,6 @@ enum Needs {
 
 type Proof = fn(&Cluster);
 
-/// The proofs that run unless others are named. Those under failure are run by name or with
-/// `--include-ignored`: now and then they see a projector that has lost its place in the group without
-/// knowing it yet, and still answers for a partition (README, *Not in this release*).
-const ALWAYS: [&str; 4] = [
-    "the_main_job",
-    "the_main_job_with_a_registry",
-    "a_log_moves_to_kafka_and_back",
-    "what_was_never_published_is_after_a_crash",
-];
-
 const PROOFS: &[(&str, Needs, Proof)] = &[
     ("the_main_job", Needs::Broker, main_job::the_main_job),
     ("the_main_job_with_a_registry", Needs::Broker, main_job::the_main_job_with_a_registry),
@@ -73,16 +63,13 @@ fn main() -> ExitCode {
             |filter: &String| if arguments.exact { name == filter } else { name.contains(filter.as_str()) };
         arguments.filter.as_ref().is_none_or(matches) && !arguments.skip.iter().any(matches)
     };
-    let all = arguments.filter.is_some() || arguments.ignored || arguments.include_ignored || arguments.list;
-    let proofs: Vec<_> = PROOFS.iter().filter(|(name, _, _)| all || ALWAYS.contains(name)).collect();
-    let asks = |(name, needs, _): &&(&str, Needs, Proof)| *needs != Needs::ThreeBrokers && is_wanted(name);
-    let shared = Arc::new(if !arguments.list && proofs.iter().any(|proof| asks(proof)) {
+    let asks = |(name, needs, _): &(&str, Needs, Proof)| *needs != Needs::ThreeBrokers && is_wanted(name);
+    let shared = Arc::new(if !arguments.list && PROOFS.iter().any(asks) {
         finder::one()
     } else {
         Err("no proof asked for a broker".to_owned())
     });
-    let trials =
-        proofs.into_iter().map(|(name, needs, proof)| trial(name, *needs, *proof, &shared)).collect();
+    let trials = PROOFS.iter().map(|(name, needs, proof)| trial(name, *needs, *proof, &shared)).collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     // Before the process ends without unwinding: it stops our broker.
     drop(shared);

@@ -59,6 +59,9 @@ fn do_it(mut fleet: Fleet) {
     assert_eq!(outcome(&fleet, withdrawn), judged);
     for (key, expected) in expected() {
         assert_eq!(outcome(&fleet, key), expected, "{key}");
+        let path = format!("/v1/subjects/{key}");
+        let (_, answer) = fleet.owner(&path).unwrap_or_else(|| panic!("nobody answers {path}"));
+        fleet.everybody_answers(&path, &answer.text);
     }
     fleet.stop_all();
 }

@@ -8,8 +8,8 @@ use crate::finder::Cluster;
 use crate::fleet::Fleet;
 use crate::load::{seed, under_load};
 
-/// How long the broker says nothing: longer than an append may take, twice over.
-const SILENCE: Duration = Duration::from_secs(12);
+/// How long the broker says nothing: longer than everybody's session.
+const SILENCE: Duration = Duration::from_secs(30);
 /// The design's 5 s, and what a busy machine may add.
 const REFUSAL_TIME_MAX: Duration = Duration::from_secs(8);
 /// Acknowledgements of each ingress before and after.

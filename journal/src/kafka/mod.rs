@@ -202,7 +202,8 @@ impl KafkaConfig {
     }
 
     fn consumer(&self) -> ClientConfig {
-        let mut config = self.any_consumer();
+        let mut config = self.any_reader();
+        config.set("group.instance.id", &self.instance_id);
         // Heartbeats are counted by them: see [`pulse`].
         let session_milliseconds = u64::try_from(self.session().as_millis()).unwrap_or(u64::MAX);
         let interval = (session_milliseconds / 10).clamp(1, STATISTICS_MILLISECONDS_MAX);
@@ -210,7 +211,16 @@ impl KafkaConfig {
         config
     }
 
-    fn any_consumer(&self) -> ClientConfig {
+    /// librdkafka wants a group even of a reader that never joins it.
+    fn log_reader(&self) -> ClientConfig {
+        let mut config = self.any_reader();
+        config.set("group.id", format!("{}-reader", self.group));
+        // The only word from librdkafka that a log was read to its end.
+        config.set("enable.partition.eof", "true");
+        config
+    }
+
+    fn any_reader(&self) -> ClientConfig {
         self.client(
             &[
                 ("session.timeout.ms", SESSION_MILLISECONDS_DEFAULT),
@@ -232,16 +242,6 @@ impl KafkaConfig {
                 ("auto.offset.reset", "error".to_owned()),
             ],
         )
-    }
-
-    /// A consumer that is told where to read, and is nobody's member.
-    fn log_reader(&self) -> ClientConfig {
-        let mut config = self.any_consumer();
-        config.remove("group.instance.id");
-        config.set("group.id", format!("{}-reader", self.group));
-        // The only word from librdkafka that a log was read to its end.
-        config.set("enable.partition.eof", "true");
-        config
     }
 
     /// A client that asks about the group, and reads nothing.
@@ -340,7 +340,7 @@ const OWN_KEY: &str = "it has a key of its own in the configuration";
 const OBSERVED: &str = "readiness and metrics are made of it";
 
 /// Properties (and librdkafka's other names of them) that an operator cannot pass through, and why.
-const OWNED_PROPERTIES: &[(&str, &str)] = &[
+pub const OWNED_PROPERTIES: &[(&str, &str)] = &[
     ("acks", DURABILITY),
     ("request.required.acks", DURABILITY),
     ("enable.idempotence", DURABILITY),

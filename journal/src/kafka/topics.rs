@@ -272,8 +272,9 @@ fn partition_count(name: &str, found: usize, wanted: u32) -> Finding {
         wanted: wanted.to_string(),
         why: "the partition of a key is part of the data, and another count moves keys away from their history",
         fix: format!(
-            "Set partitions = {found} to use these topics, or move: `witness journal export` with the old count, \
-             `witness topics create` under new names with the new one, `witness journal import`"
+            "Set partitions = {found} to use these topics, or move: `witness journal export --to FILE` \
+             with the old count, `witness topics create` under new names with the new one, \
+             `witness journal import --from FILE --rekey`"
         ),
         weight: Weight::Refused,
     }

@@ -18,6 +18,7 @@ mod contract;
 mod finder;
 mod group;
 mod measuring;
+mod members;
 mod publishing;
 mod support;
 mod topics;
@@ -57,6 +58,11 @@ const TESTS: &[(&str, Needs, Test)] = &[
     ("partitions_move_and_resume", Needs::Broker, group::partitions_move_and_resume),
     ("an_instance_keeps_its_partitions", Needs::Broker, group::an_instance_keeps_its_partitions),
     ("a_second_process_of_one_instance", Needs::Broker, group::a_second_process_of_one_instance),
+    (
+        "a_group_confirms_its_members_and_names_them",
+        Needs::Broker,
+        members::a_group_confirms_its_members_and_names_them,
+    ),
     ("a_log_that_begins_too_late", Needs::Broker, group::a_log_that_begins_too_late),
     ("a_log_that_is_cut_while_reading", Needs::Broker, group::a_log_that_is_cut_while_reading),
     ("a_log_that_ends_too_early", Needs::Broker, group::a_log_that_ends_too_early),
