@@ -251,7 +251,11 @@ impl Rebuild {
             if next >= target {
                 return Ok(());
             }
-            let records = read(reader, partition, next, target)?;
+            let records = match read(reader, partition, next, target) {
+                // A log that did not answer in time may do so the next time.
+                Err(Failure::Other(_)) if empty < EMPTY_READS_MAX => Vec::new(),
+                read => read?,
+            };
             empty = if records.is_empty() { empty + 1 } else { 0 };
             if empty > EMPTY_READS_MAX {
                 return Err(Failure::Other(format!(
@@ -281,7 +285,11 @@ impl Rebuild {
             if next >= target {
                 return Ok(());
             }
-            let records = read(reader, partition, next, target)?;
+            let records = match read(reader, partition, next, target) {
+                // A log that did not answer in time may do so the next time.
+                Err(Failure::Other(_)) if empty < EMPTY_READS_MAX => Vec::new(),
+                read => read?,
+            };
             empty = if records.is_empty() { empty + 1 } else { 0 };
             if empty > EMPTY_READS_MAX {
                 return Err(Failure::Other(format!(

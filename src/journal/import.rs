@@ -134,7 +134,14 @@ impl Import<'_> {
                 break;
             };
             failures += 1;
-            if failures == FAILURES_MAX || matches!(target, Opened::Embedded(_)) {
+            let is_final = match error.downcast_ref() {
+                Some(AppendError::TooLarge { .. }) | None => true,
+                // What an embedded journal's disk refused once it refuses until it is opened anew.
+                Some(AppendError::Unavailable(_) | AppendError::QueueFull) => {
+                    matches!(target, Opened::Embedded(_))
+                }
+            };
+            if is_final || failures == FAILURES_MAX {
                 return Err(error.context("run the import again to go on with it"));
             }
             tracing::warn!("{error:#}; looking at what was written, and going on");

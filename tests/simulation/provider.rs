@@ -180,7 +180,14 @@ impl Providers {
                 let parked = self.pending.remove(at).expect("it is pending");
                 let due = now + HOUR;
                 let body = replayed(&parked.body);
-                self.pending.push_back(Delivery { body, due, began: now, failures: 0, ..parked });
+                self.pending.push_back(Delivery {
+                    body,
+                    due,
+                    began: now,
+                    failures: 0,
+                    signed: None,
+                    ..parked
+                });
                 return;
             }
         };

@@ -16,6 +16,12 @@ use super::publisher::{signed_offset, signed_partition};
 use super::{ConfigError, KafkaConfig};
 use crate::{LogReader, ReadError, Record, Topic};
 
+/// How long a partition may be without a leader before that is an error.
+const LEADER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Between two questions for a partition's bounds.
+const LEADER_PAUSE: Duration = Duration::from_millis(200);
+
 /// Reads one topic on Kafka.
 pub struct KafkaLogReader {
     config: KafkaConfig,
@@ -77,7 +83,15 @@ impl LogReader for KafkaLogReader {
     fn bounds(&mut self, partition: u32) -> Result<(u64, u64), ReadError> {
         self.refuse_unknown(partition)?;
         self.replace_if_stranded()?;
-        watermarks(&self.client, self.config.topics.of(self.topic), partition)
+        let started = Instant::now();
+        loop {
+            let bounds = watermarks(&self.client, self.config.topics.of(self.topic), partition);
+            // A partition that was made or moved a moment ago has no leader yet.
+            if bounds.is_ok() || started.elapsed() > LEADER_TIME_MAX {
+                return bounds;
+            }
+            std::thread::sleep(LEADER_PAUSE);
+        }
     }
 
     fn read(&mut self, partition: u32, from: u64, timeout: Duration) -> Result<Vec<Record>, ReadError> {
