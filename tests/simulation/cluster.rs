@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use journal::{
-    AppendError, Appender, Assigned, Committed, Consumer, LogReader, NewRecord, PartitionOwner, Polled,
-    Position, Publication, PublishError, ReadError, Record, Topic, disk,
+    Alone, AppendError, Appender, Assigned, Committed, Consumer, LogReader, NewRecord, PartitionOwner,
+    Polled, Position, Publication, PublishError, ReadError, Record, Topic, disk,
 };
 
 use crate::random::Random;
@@ -233,6 +233,11 @@ struct Member {
 }
 
 impl Consumer for Member {
+    /// Who reads the simulated answers asks the stores, and not through a group.
+    fn group(&self) -> Arc<dyn journal::Group> {
+        Arc::new(Alone)
+    }
+
     fn poll(&mut self, owner: &mut dyn PartitionOwner, _: Duration) -> Result<Polled, ReadError> {
         let mut state = self.cluster.state();
         let State { random, logs, groups, calm, .. } = &mut *state;

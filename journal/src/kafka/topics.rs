@@ -274,7 +274,7 @@ fn partition_count(name: &str, found: usize, wanted: u32) -> Finding {
         fix: format!(
             "Set partitions = {found} to use these topics, or move: `witness journal export --to FILE` \
              with the old count, `witness topics create` under new names with the new one, \
-             `witness journal import --from FILE --rekey`"
+             `witness journal import --from FILE`"
         ),
         weight: Weight::Refused,
     }
