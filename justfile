@@ -36,7 +36,7 @@ durability:
 
 # Everything simulated from one seed after the other until stopped; `WITNESS_SEED=7 just simulate` repeats a run
 simulate:
-    cargo test -p witness --test simulation until_stopped -- --ignored --nocapture
+    WITNESS_SIMULATE=1 cargo test -p witness --test simulation fixed_and_random_seeds -- --nocapture
 
 # Whether the tests notice faults put in on purpose
 mutants:

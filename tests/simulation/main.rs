@@ -33,7 +33,7 @@ use world::World;
 const SOME: std::ops::RangeInclusive<u64> = 1..=3;
 const FIXED: std::ops::RangeInclusive<u64> = 4..=13;
 /// Seeds that nobody has tried before.
-const RANDOM: usize = 13;
+const RANDOM: usize = 15;
 /// HTTP requests of one run, at least.
 const DELIVERIES: u64 = 800;
 /// Within how many of them every kind of trouble must have happened.
@@ -95,10 +95,17 @@ fn random_seed() -> u64 {
     getrandom::u64().expect("the machine has randomness")
 }
 
+/// With `WITNESS_SEED` that seed alone; with `WITNESS_SIMULATE`, as `just simulate` has it, on and on.
 #[test]
 fn fixed_and_random_seeds() {
-    let seeds: Vec<_> = FIXED.chain((0..RANDOM).map(|_| random_seed())).collect();
-    run_all(&seeds);
+    if let Some(seed) = std::env::var("WITNESS_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        return run_all(&[seed]);
+    }
+    let random = || (0..RANDOM).map(|_| random_seed());
+    run_all(&FIXED.chain(random()).collect::<Vec<_>>());
+    while std::env::var_os("WITNESS_SIMULATE").is_some() {
+        run_all(&random().collect::<Vec<_>>());
+    }
 }
 
 #[test]
@@ -115,17 +122,4 @@ fn a_seed_repeats_a_run_exactly() {
         world.trace
     };
     assert_eq!(trace(), trace());
-}
-
-/// `just simulate`: the seed it is given, or one after the other.
-#[test]
-#[ignore = "it does not end"]
-fn until_stopped() {
-    if let Some(seed) = std::env::var("WITNESS_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        return run_all(&[seed]);
-    }
-    loop {
-        let seeds: Vec<_> = (0..16).map(|_| random_seed()).collect();
-        run_all(&seeds);
-    }
 }
