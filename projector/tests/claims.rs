@@ -254,6 +254,8 @@ fn a_verdict_that_cannot_be_written_is_written_later_and_one_written_twice_is_on
     log.append(later.subject.partition(PARTITIONS) as usize, Record { offset: 0, key: Bytes::new(), value });
     driven.settle();
     assert_eq!(verdicts(&log).len(), 1);
+    let digests = |driven: &Driven| driven.digests().into_iter().map(|of| of.digest).collect::<Vec<_>>();
+    let before = digests(&driven);
     // A crash after the verdict, before anything was remembered of the claims.
     log.change(|state| state.claims.iter_mut().for_each(|of| of.committed = None));
     drop(driven);
@@ -264,4 +266,5 @@ fn a_verdict_that_cannot_be_written_is_written_later_and_one_written_twice_is_on
     assert_eq!(driven.projection(&later.subject).state.certainty, Certainty::Withdrawn);
     let counts = driven.projection(&later.subject).meta.observations;
     assert_eq!((counts.total, counts.conflict), (1, 1), "and counted once");
+    assert_eq!(digests(&driven), before, "what is known is the same");
 }

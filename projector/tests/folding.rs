@@ -288,6 +288,11 @@ fn whatever_is_altered_changes_the_digest() {
     };
     let digest = |store: &Store| store.read().digest(0).expect("readable").digest;
     let wanted = digest(&fresh(&log));
+    for size in [1, 7, 5_000] {
+        let store = open(&folder.path().join(format!("in batches of {size}")));
+        log.chunks(size).for_each(|batch| fold(&store, batch));
+        assert_eq!(digest(&store), wanted, "the size of batches is no part of it");
+    }
     let moved: Vec<_> =
         log.iter().map(|record| Record { offset: record.offset * 3 + 5, ..record.clone() }).collect();
     assert_eq!(digest(&fresh(&moved)), wanted, "where something stands is no part of it");

@@ -2,9 +2,11 @@
 //! batches, on whatever machine, after export and import. Must never take in where something stands: partition,
 //! offset and version differ from journal to journal.
 
-use schema::Digest;
+use std::collections::HashSet;
+
 use schema::avro::decode;
-use schema::{Micros, Observation};
+use schema::projection::Inbox;
+use schema::{Digest, Micros, Observation, Source};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -21,7 +23,7 @@ pub struct PartitionDigest {
     pub offset: u64,
     /// SHA-256 over every observation, projection, history entry and fact.
     pub digest: Digest,
-    /// Records read of the log.
+    /// Records read of the log, verdicts that were written again aside.
     pub observations: u64,
     /// Subjects known.
     pub subjects: u64,
@@ -90,13 +92,16 @@ impl View<'_> {
     pub fn digest(&self, partition: u32) -> Result<PartitionDigest, Error> {
         let mut parts = Parts(Sha256::new());
         let (mut observations, mut subjects) = (0, 0);
+        let mut verdicts = HashSet::new();
         for item in self.store.observations_from(partition, 0)? {
             let (_, value) = item?;
-            observations += 1;
             match decode(&value) {
+                // A verdict written again, as after a crash or an import, is the same one.
+                Ok(verdict) if verdict.source == Source::Verdict && !verdicts.insert(verdict.id) => continue,
                 Ok(observation) => parts.observation(&observation),
                 Err(_) => parts.bytes(&value),
             }
+            observations += 1;
         }
         parts.number(observations);
         for item in self.subjects(partition, &SubjectFilter::default(), None)? {
@@ -126,7 +131,8 @@ impl View<'_> {
         parts.json(&projection.meta.outcomes)?;
         parts.time(projection.meta.first_observed_at);
         parts.time(projection.meta.last_observed_at);
-        let entries = self.entries(partition, key, record, None, usize::MAX)?;
+        let mut entries = self.entries(partition, key, record, None, usize::MAX)?;
+        entries.retain(|entry| entry.source != Source::Verdict || entry.inbox == Inbox::New);
         parts.number(entries.len() as u64);
         entries.iter().for_each(|entry| parts.entry(entry));
         for item in self.facts(partition, key, None)? {
